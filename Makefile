@@ -1,0 +1,37 @@
+# Everything runs inside .venv; the first target that needs it sets it up.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: setup quickstart test check lint format clean
+
+setup: .venv/.installed
+
+.venv/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+quickstart: setup
+	$(BIN)/openforge models fetch smollm2-135m-instruct
+	cd examples/calculator && ../../$(BIN)/openforge train run.yaml
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+check: lint
+	$(BIN)/pytest -m "not slow"
+
+test: lint
+	$(BIN)/openforge models fetch smollm2-135m-instruct
+	$(BIN)/pytest
+
+format: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf .venv build dist

@@ -1,0 +1,3 @@
+"""OpenForge: agent-native reinforcement learning."""
+
+__version__ = "0.1.0"
