@@ -227,7 +227,7 @@ class Call:
     """One model call, as recorded: append-only, and O(new tokens) in size.
 
     The prompt is `(parent.prompt + parent.sampled)[:shared] + delta`; without a parent, `shared` is 0 and `delta` is the whole prompt.
-    A call with a parent, no `fork`, has `shared == len(parent.prompt) + len(parent.sampled)`: it literally begins with the ids of its parent.
+    A call with a parent and no `fork` has `shared == len(parent.prompt) + len(parent.sampled)`: it literally begins with its parent's ids.
     """
 
     id: str
