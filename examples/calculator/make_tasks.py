@@ -1,0 +1,183 @@
+"""Writes the calculator's tasks and its few demonstrations: `python make_tasks.py [FOLDER]`.
+
+Word problems whose numbers are too large to work out in a small model's head. Training never sees a held-out name or operand: an operand n
+is held out iff n % 7 == 3. Set A has the training phrasings, set B phrasings of its own. The same seed gives the same bytes.
+"""
+
+import json
+import random
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agent import CALCULATOR, SYSTEM, call_tool  # type: ignore[import-not-found]  # the file beside this one
+
+SEED = 7
+TRAIN, HELD_OUT, DEMONSTRATIONS = 1600, 128, 24
+
+EXPRESSIONS = {"add": "{a} + {b}", "subtract": "{a} - {b}", "multiply": "{a} * {b}", "divide": "{a} // {b}"}
+
+PHRASINGS = {
+    "add": [
+        "{name} has {a} {items} and gets {b} more. How many {items} does {name} have now?",
+        "{name} counted {a} {items} in May and {b} in June. How many is that in all?",
+        "What is {a} plus {b}?",
+        "A depot holds {a} {items}. {name} delivers another {b}. How many are there then?",
+        "{name} sold {a} {items} and {friend} sold {b}. How many did they sell together?",
+        "Add {a} and {b}.",
+        "One box has {a} {items}, another has {b}. How many {items} are in both?",
+        "{name} saved {a} dollars last year and {b} this year. What is the total?",
+        "Work out the sum of {a} and {b}.",
+    ],
+    "subtract": [
+        "{name} had {a} {items} and gave away {b}. How many are left?",
+        "A shop had {a} {items} and sold {b}. How many remain?",
+        "What is {a} minus {b}?",
+        "{name} has {a} {items}; {friend} has {b}. How many more does {name} have?",
+        "Subtract {b} from {a}.",
+        "Of {a} {items}, {b} were broken. How many were whole?",
+        "{name} needs {a} dollars and has {b}. How much is missing?",
+        "What is the difference between {a} and {b}?",
+        "{name} must pack {a} {items} and has packed {b}. How many still to go?",
+    ],
+    "multiply": [
+        "{name} fills {a} boxes with {b} {items} each. How many {items} is that?",
+        "What is {a} times {b}?",
+        "There are {a} shelves with {b} {items} on each. How many {items} are there?",
+        "{name} earns {a} dollars a day. How much is that in {b} days?",
+        "Multiply {a} by {b}.",
+        "One crate weighs {a} kilos. What do {b} crates weigh?",
+        "Each of {a} workers makes {b} {items}. How many do they make?",
+        "{items} cost {a} cents each. {name} buys {b}. How many cents is that?",
+        "Find the product of {a} and {b}.",
+    ],
+    "divide": [
+        "{name} shares {a} {items} equally among {b} people. How many does each get?",
+        "What is {a} divided by {b}?",
+        "{a} {items} are packed evenly into {b} boxes. How many go into each?",
+        "Divide {a} by {b}.",
+        "{b} workers split {a} dollars evenly. How much does each one get?",
+        "{name} reads {a} pages in {b} days, the same number every day. How many a day?",
+        "{a} {items} stand in {b} equal rows. How many are in a row?",
+        "How many groups of {b} can {name} make from {a} {items}?",
+        "{name} pays {a} dollars in {b} equal parts. How much is one part?",
+    ],
+}
+
+UNSEEN_PHRASINGS = {
+    "add": [
+        "A town of {a} people grows by {b}. How many people live there now?",
+        "{name} drove {a} meters, then {b} meters. How far was that altogether?",
+        "If you put {a} {items} with {b} {items}, how many do you get?",
+        "{friend} brings {b} {items} to the {a} that {name} has. Count them all.",
+    ],
+    "subtract": [
+        "From a stock of {a} {items}, {name} takes {b}. What is left of the stock?",
+        "{a} tickets were printed and {b} were used. How many were not used?",
+        "{name} lost {b} of {a} {items}. How many are still there?",
+        "By how much is {a} larger than {b}?",
+    ],
+    "multiply": [
+        "A train makes {a} trips with {b} seats each. How many seats is that in all?",
+        "{name} plants {a} rows of {b} trees. How many trees are planted?",
+        "Every one of {a} buses carries {b} {items}. How many {items} are carried?",
+        "Calculate {a} multiplied by {b}.",
+    ],
+    "divide": [
+        "{a} {items} are dealt out to {b} players in equal shares. How big is one share?",
+        "A rope of {a} cm is cut into {b} equal pieces. How long is a piece?",
+        "{name} spreads {a} seeds evenly over {b} fields. How many seeds per field?",
+        "Split {a} into {b} equal parts. How large is each?",
+    ],
+}
+
+# The demonstrations show how a tool call looks, with one operation and a few of its phrasings; the rest is left to learn.
+DEMONSTRATED = {"add": PHRASINGS["add"][:4]}
+
+NAMES = ["Anna", "Ben", "Carla", "David", "Emma", "Felix", "Grace", "Henry", "Ida", "Jack", "Kate", "Leo", "Mia", "Noah", "Olga", "Paul"]
+HELD_OUT_NAMES = ["Quinn", "Rosa", "Sam", "Tara", "Uma", "Victor", "Wendy", "Yusuf"]
+ITEMS = ["apples", "books", "coins", "cards", "eggs", "nails", "pens", "stamps", "stones", "tiles"]
+
+
+def number(rng: random.Random, low: int, high: int, held_out: bool) -> int:
+    while True:
+        n = rng.randrange(low, high)
+        if (n % 7 == 3) == held_out:
+            return n
+
+
+def operands(rng: random.Random, operation: str, held_out: bool) -> tuple[int, int]:
+    match operation:
+        case "add":
+            return number(rng, 10_000, 1_000_000, held_out), number(rng, 1_000, 100_000, held_out)
+        case "subtract":
+            return number(rng, 100_000, 1_000_000, held_out), number(rng, 1_000, 100_000, held_out)
+        case "multiply":
+            return number(rng, 1_000, 10_000, held_out), number(rng, 100, 1_000, held_out)
+        case _:
+            while True:
+                b, quotient = number(rng, 12, 100, held_out), rng.randrange(1_000, 10_000)
+                if (b * quotient % 7 == 3) == held_out:
+                    return b * quotient, b
+
+
+@dataclass(frozen=True)
+class Problem:
+    text: str
+    operation: str
+    expression: str
+    answer: str
+
+    def task(self, id: str) -> dict[str, Any]:
+        return {"id": id, "instruction": self.text, "answer": int(self.answer), "operation": self.operation}
+
+    def demonstration(self) -> dict[str, Any]:
+        """The chat in which an agent solves the problem with one tool call."""
+        function = {"name": "calculator", "arguments": json.dumps({"expression": self.expression})}
+        return {
+            "messages": [
+                {"role": "system", "content": SYSTEM},
+                {"role": "user", "content": self.text},
+                {"role": "assistant", "content": None, "tool_calls": [{"id": "call_1", "type": "function", "function": function}]},
+                {"role": "tool", "tool_call_id": "call_1", "content": self.answer},
+                {"role": "assistant", "content": self.answer},
+            ],
+            "tools": [CALCULATOR],
+        }
+
+
+def make(rng: random.Random, count: int, phrasings: dict[str, list[str]], held_out: bool) -> list[Problem]:
+    """`count` problems, the operations in turn, no two with the same words."""
+    problems: dict[str, Problem] = {}
+    operations = list(phrasings)
+    while len(problems) < count:
+        operation = operations[len(problems) % len(operations)]
+        a, b = operands(rng, operation, held_out)
+        name, friend = rng.sample(HELD_OUT_NAMES if held_out else NAMES, 2)
+        text = rng.choice(phrasings[operation]).format(a=a, b=b, name=name, friend=friend, items=rng.choice(ITEMS))
+        text = text[0].upper() + text[1:]
+        expression = EXPRESSIONS[operation].format(a=a, b=b)
+        problems[text] = Problem(text, operation, expression, call_tool("calculator", json.dumps({"expression": expression})))
+    return list(problems.values())
+
+
+def main(folder: Path) -> None:
+    rng = random.Random(SEED)
+    sets = {
+        "train": make(rng, TRAIN, PHRASINGS, held_out=False),
+        "heldout_a": make(rng, HELD_OUT, PHRASINGS, held_out=True),
+        "heldout_b": make(rng, HELD_OUT, UNSEEN_PHRASINGS, held_out=True),
+    }
+    (folder / "tasks").mkdir(parents=True, exist_ok=True)
+    for name, problems in sets.items():
+        write(folder / "tasks" / f"{name}.jsonl", [problem.task(f"{name}-{i:04d}") for i, problem in enumerate(problems)])
+    write(folder / "sft.jsonl", [problem.demonstration() for problem in make(rng, DEMONSTRATIONS, DEMONSTRATED, held_out=False)])
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent)
