@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
+from openforge.run.rundir import RunDir
 from openforge.types import UserError
 
 Row = dict[str, Any]
@@ -22,9 +23,9 @@ Row = dict[str, Any]
 class MetricsWriter:
     """Appends rows, each flushed to the operating system before `write` returns."""
 
-    def __init__(self, path: Path, tensorboard: Path | None = None) -> None:
-        self.path = path
-        self._folder = tensorboard
+    def __init__(self, run_dir: RunDir) -> None:
+        self.path = path = run_dir.metrics
+        self._folder = run_dir.tensorboard
         self._purge_step: int | None = None
         self._board: Any = None
         _cut_torn_tail(path)
@@ -38,12 +39,11 @@ class MetricsWriter:
         clean: Row = _plain({"kind": "step", "time": time.time(), **row})
         self._file.write(json.dumps(clean, allow_nan=False) + "\n")
         self._file.flush()
-        if self._folder is not None:
-            board = self._tensorboard()
-            prefix = "/".join(str(clean[key]) for key in ("kind", "set") if clean.get(key))
-            for name, value in _scalars(clean):
-                board.add_scalar(f"{prefix}/{name}", value, clean["step"], walltime=clean["time"])
-            board.flush()
+        board = self._tensorboard()
+        prefix = "/".join(str(clean[key]) for key in ("kind", "set") if clean.get(key))
+        for name, value in _scalars(clean):
+            board.add_scalar(f"{prefix}/{name}", value, clean["step"], walltime=clean["time"])
+        board.flush()
         return clean
 
     def rewind(self, step: int) -> int:
@@ -82,7 +82,7 @@ class MetricsWriter:
         if self._board is None:
             from torch.utils.tensorboard import SummaryWriter  # a second of imports that reading metrics does not need
 
-            self._board = SummaryWriter(str(self._folder), purge_step=self._purge_step)  # type: ignore[no-untyped-call]
+            self._board = SummaryWriter(str(self._folder), purge_step=self._purge_step)
         return self._board
 
 

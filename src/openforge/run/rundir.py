@@ -27,7 +27,7 @@ class RunDir:
         return self.path / "config.yaml"
 
     @property
-    def calls(self) -> Path:
+    def database(self) -> Path:
         """The pool's SQLite database: calls, rollouts, units, steps."""
         return self.path / "calls.db"
 
@@ -39,13 +39,16 @@ class RunDir:
     def tensorboard(self) -> Path:
         return self.path / "tensorboard"
 
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
     def checkpoint(self, step: int) -> Path:
         """The folder of the checkpoint written after optimizer step `step`."""
-        return self.checkpoints / f"step-{step:06d}"
+        return self.path / "checkpoints" / f"step-{step:06d}"
+
+    def checkpoints(self) -> list[Path]:
+        """The complete checkpoints, oldest first: a folder gets its name only when all its files are written."""
+        return sorted(path for path in self.checkpoint(0).parent.glob("step-*") if path.name.removeprefix("step-").isdigit())
+
+    def latest_checkpoint(self) -> Path | None:
+        return next(reversed(self.checkpoints()), None)
 
     @property
     def report(self) -> Path:
@@ -60,6 +63,11 @@ class RunDir:
         """Standard output and error of agents, a folder a rollout."""
         return self.path / "logs"
 
+    @property
+    def workspaces(self) -> Path:
+        """Where agents work, a folder a rollout; removed as each rollout ends."""
+        return self.path / "workspaces"
+
     @classmethod
     def create(cls, path: Path) -> RunDir:
         """Make the folders of a new run; a directory with anything in it is refused, so that no recorded run is ever overwritten."""
@@ -71,7 +79,7 @@ class RunDir:
         if path.is_dir() and any(child.is_file() and child.name != "lock" for child in path.rglob("*")):
             raise UserError(f"run_dir {path} is not empty and holds no run: set another `run_dir`, or empty it")
         try:
-            for folder in (run.tensorboard, run.checkpoints, run.plots, run.logs):
+            for folder in (run.tensorboard, run.checkpoint(0).parent, run.plots, run.logs, run.workspaces):
                 folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"cannot create run_dir {path}: {error.strerror}") from error
