@@ -82,6 +82,8 @@ class AgentResult:
 
     output: str = ""
     """Its standard output (or what a white-box `agent_run` returned as text); bytes that are not UTF-8 become U+FFFD."""
+    stderr: str = ""
+    """What its program wrote to standard error: for people who ask why it failed."""
     exit_code: int | None = 0
     workspace: Path | None = None
 
@@ -361,7 +363,7 @@ class ExecResult:
     exit_code: int | None
     """None when it was killed at the deadline; negative signal number when a signal ended it."""
     stdout: bytes
-    """The last bytes, bounded."""
+    """The first and last bytes, bounded, with a note between them of what was dropped."""
     stderr: bytes
     timed_out: bool
     seconds: float

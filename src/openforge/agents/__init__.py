@@ -1,0 +1,11 @@
+"""Agents: the programs that use the model, and the four hooks around one attempt.
+
+Invariant: an agent learns where its model is and nothing else; that it is being trained shows nowhere in what it sees.
+"""
+
+from openforge.agents.command import CommandAgent as CommandAgent
+from openforge.agents.context import open_context as open_context
+from openforge.agents.hooks import Agent as Agent
+from openforge.agents.hooks import AgentContext as AgentContext
+from openforge.agents.load import load_agent as load_agent
+from openforge.agents.settings import AgentSettings as AgentSettings

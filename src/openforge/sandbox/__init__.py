@@ -1,0 +1,3 @@
+"""Where agents' and rewards' commands run."""
+
+from openforge.sandbox.process import ProcessSandbox as ProcessSandbox

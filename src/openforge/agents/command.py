@@ -1,0 +1,40 @@
+"""An agent that is any program: started once an attempt, pointed at the gateway by environment and arguments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from openforge.agents.context import PLACEHOLDERS, placeholder_values
+from openforge.agents.hooks import Agent, AgentContext
+from openforge.agents.settings import AgentSettings
+from openforge.runfile.commands import check_placeholders, fill_placeholders, resolve_command
+from openforge.types import AgentResult
+
+
+class CommandAgent(Agent):
+    """Runs the run file's `agent.command`.
+
+    The program's working directory is the attempt's workspace. An argument that names an existing file relative to the run file's folder
+    (`agent.py`) is made absolute; `python` is the interpreter that runs OpenForge, whose folder also leads PATH. Placeholders are replaced
+    in one pass, so braces in an instruction are safe; `{{name}}` is a literal `{name}`.
+    """
+
+    def __init__(self, settings: AgentSettings, base_dir: Path) -> None:
+        """Raises `UserError` for a program that is missing or a placeholder that is unknown."""
+        assert settings.command is not None
+        check_placeholders(settings.command, PLACEHOLDERS, setting="agent.command")
+        self.argv = resolve_command(settings.command, base_dir, setting="agent.command")
+
+    async def agent_run(self, context: AgentContext) -> AgentResult:
+        """A non-zero exit is in the result; a deadline that passed is a TimeoutError; a program that cannot be started an OSError."""
+        values = placeholder_values(context)
+        argv = [fill_placeholders(part, values) for part in self.argv]
+        ended = await context.sandbox.exec(argv, cwd=context.workspace, env=context.env, timeout=context.deadline, log_dir=context.log_dir)
+        if ended.timed_out:
+            raise TimeoutError(f"the agent was killed at its deadline of {context.deadline:g} s")
+        return AgentResult(
+            output=ended.stdout.decode(errors="replace"),
+            stderr=ended.stderr.decode(errors="replace"),
+            exit_code=ended.exit_code,
+            workspace=context.workspace,
+        )

@@ -1,0 +1,35 @@
+"""The `agent` section of a run file."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import ConfigDict, Field, model_validator
+
+from openforge.runfile.durations import Seconds
+from openforge.types import Settings
+
+
+class AgentSettings(Settings):
+    """Exactly one of `command` (any program) and `class` (Python hooks)."""
+
+    model_config = ConfigDict(validate_by_name=True)
+
+    command: list[str] | None = None
+    """The program and its arguments, with the placeholders {base_url} {model} {instruction} {workspace} {api_key}; see `CommandAgent`."""
+    class_: str | None = Field(None, alias="class")
+    """`file.py:ClassName`, relative to the run file, or `module:ClassName`: a subclass of `Agent`."""
+    dialect: Literal["chat"] = "chat"
+    """What the agent speaks; decides the variables that tell it its model: for `chat` OPENAI_BASE_URL, OPENAI_API_KEY, OPENAI_MODEL."""
+    deadline: Seconds = 300.0
+    """Wall-clock time of one attempt, the agent's hooks together."""
+    env: dict[str, str] = Field(default={})
+    """More variables for the agent; values may use the placeholders. They win over the defaults."""
+    workspace: str = "temp"
+    """`temp`: each attempt starts in an empty folder of its own. Otherwise a folder, relative to the run file: each attempt gets a copy."""
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Self:
+        if (self.command is None) == (self.class_ is None):
+            raise ValueError("give exactly one of 'command' and 'class'")
+        return self

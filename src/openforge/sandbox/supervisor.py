@@ -1,0 +1,239 @@
+"""The little process that stands over one command: starts it, reads its output, kills all it started. Linux only.
+
+Invariants: when this process ends by itself, no process the command started is alive, whatever sessions they made and however often they
+forked; and it ends soon after the control socket closes, so a controller that is `kill -9`ed leaves nothing behind.
+
+How: it is a child subreaper (prctl(2)), so every orphan below it becomes its own child and waitpid(2) tells when none is left. Its standard
+input is the control socket. It holds and bounds the output itself, so that a flood costs the controller nothing.
+
+It is run as a bare script (`python -I -S`) and imports only the cheapest modules: its start-up time is what a command costs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import marshal
+import os
+import select
+import signal
+import time
+
+TYPE_CHECKING = False  # typing itself would cost milliseconds
+if TYPE_CHECKING:
+    from typing import Any
+
+KEPT = 64 * 1024
+"""Bytes kept in memory of each stream's beginning, and of its end."""
+LOGGED = 4 * 1024 * 1024
+"""Bytes of each stream written to its log file."""
+KILL_SECONDS = 10.0
+"""How long killed processes may take to go; one in an uninterruptible system call can take forever."""
+CONTROL = 0
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def frame(message: Any) -> bytes:
+    data = marshal.dumps(message)
+    return len(data).to_bytes(8, "little") + data
+
+
+class Capture:
+    """One output stream: its beginning and end in memory, its beginning in a log file."""
+
+    def __init__(self, log: str | None) -> None:
+        self.pipe, self.inlet = os.pipe()
+        os.set_blocking(self.pipe, False)
+        self.head, self.tail, self.total, self.logged = bytearray(), bytearray(), 0, 0
+        self.log = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644) if log else None
+
+    def read(self) -> bool:
+        """Take what is there, up to 64 KiB. False at the end of the stream."""
+        try:
+            data = os.read(self.pipe, 65536)
+        except BlockingIOError:
+            return True
+        self.total += len(data)
+        room = KEPT - len(self.head)
+        self.head += data[:room]
+        self.tail += data[room:]
+        if len(self.tail) > 8 * KEPT:
+            del self.tail[:-KEPT]
+        self._write(data[: LOGGED - self.logged])
+        return bool(data)
+
+    def _write(self, data: bytes) -> None:
+        try:
+            if self.log is not None and data:
+                self.logged += os.write(self.log, data)
+        except OSError:  # a full disk must not fail the agent
+            self.log = None
+
+    def finish(self) -> bytes:
+        """Read what the dead processes left in the pipe; the bounded stream, with a note of what was dropped."""
+        before = -1
+        while before != self.total:
+            before = self.total
+            self.read()
+        if missing := self.total - self.logged:
+            end = bytes(self.tail[-min(KEPT, missing) :])
+            self._write(b"\n[... %d bytes dropped ...]\n" % (missing - len(end)) + end)
+        dropped = self.total - len(self.head) - min(len(self.tail), KEPT)
+        note = b"\n[... %d bytes dropped ...]\n" % dropped if dropped > 0 else b""
+        return bytes(self.head) + note + bytes(self.tail[-KEPT:])
+
+
+class Supervisor:
+    def __init__(self) -> None:
+        self.exit_code: int | None = None
+        self.wake, wake_inlet = os.pipe()
+        os.set_blocking(self.wake, False)
+        os.set_blocking(wake_inlet, False)
+        signal.set_wakeup_fd(wake_inlet, warn_on_full_buffer=False)
+        # Handlers, not SIG_IGN: exec would hand ignored signals down to the command.
+        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, lambda *_: None)
+        self.prctl = ctypes.CDLL(None, use_errno=True).prctl
+        self.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+    def spawn(self, argv: list[str], cwd: str, env: dict[str, str], out: int, err: int) -> int:
+        """Start the command in a session of its own; its pid. Raises OSError where it cannot be started."""
+        failure, failure_inlet = os.pipe()
+        me = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            path = cwd
+            try:
+                os.setsid()
+                # This process has one thread, so "parent thread died" means that it died, by force.
+                self.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+                if os.getppid() != me:
+                    os._exit(127)
+                for source, target in ((os.open(os.devnull, os.O_RDONLY), 0), (out, 1), (err, 2)):
+                    os.dup2(source, target)
+                for number in (signal.SIGPIPE, signal.SIGXFSZ):
+                    signal.signal(number, signal.SIG_DFL)
+                os.chdir(cwd)
+                path = argv[0]
+                os.execvpe(argv[0], argv, env)
+            except (OSError, ValueError) as error:
+                code = error.errno if isinstance(error, OSError) and error.errno else errno.EINVAL
+                os.write(failure_inlet, marshal.dumps((code, os.strerror(code), path)))
+            finally:
+                os._exit(127)
+        os.close(failure_inlet)
+        failed = os.read(failure, 65536)
+        os.close(failure)
+        if failed:
+            raise OSError(*marshal.loads(failed))
+        self.command = pid
+        return pid
+
+    def reap(self) -> bool:
+        """Bury the dead. False when no child is left."""
+        try:
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    return True
+                if pid == self.command:
+                    self.exit_code = os.waitstatus_to_exitcode(status)
+        except ChildProcessError:
+            return False
+
+    def watch(self, captures: tuple[Capture, ...], timeout: float | None) -> bool:
+        """Until the command ends, the control socket closes or the time is up, which alone returns True."""
+        poll = select.poll()
+        readers = {capture.pipe: capture for capture in captures}
+        for fd in (CONTROL, self.wake, *readers):
+            poll.register(fd, select.POLLIN)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                return True
+            for fd, _ in poll.poll(None if left is None else left * 1000 + 1):
+                if fd == CONTROL:
+                    return False
+                if fd == self.wake:
+                    os.read(self.wake, 4096)
+                    self.reap()
+                    if self.exit_code is not None:
+                        return False
+                elif not readers[fd].read():
+                    poll.unregister(fd)
+
+    def kill_all(self) -> bool:
+        """Kill until no descendant is left; False when some will not go."""
+        poll = select.poll()
+        poll.register(self.wake, select.POLLIN)
+        deadline = time.monotonic() + KILL_SECONDS
+        while self.reap():
+            if time.monotonic() > deadline:
+                return False
+            for pid in descendants():
+                try:  # noqa: SIM105 (contextlib costs milliseconds to import)
+                    os.kill(pid, signal.SIGKILL)
+                except (ProcessLookupError, PermissionError):
+                    pass
+            if poll.poll(20):
+                os.read(self.wake, 4096)
+        return True
+
+
+def descendants() -> list[int]:
+    """Pids of all processes below this one, from one look at /proc."""
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    parent = int(file.read().rpartition(b")")[2].split()[1])
+            except (OSError, IndexError):
+                continue
+            children.setdefault(parent, []).append(int(name))
+    found = children.get(os.getpid(), [])
+    for pid in found:
+        found.extend(children.get(pid, ()))
+    return found
+
+
+def read_exactly(count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        piece = os.read(CONTROL, count - len(data))
+        if not piece:
+            os._exit(0)  # the controller died before it asked for anything
+        data += piece
+    return data
+
+
+def write_all(data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(CONTROL, view) :]
+
+
+def main() -> None:
+    fcntl.fcntl(CONTROL, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
+    argv, cwd, env, timeout, log_dir = marshal.loads(read_exactly(int.from_bytes(read_exactly(8), "little")))
+    supervisor = Supervisor()
+    try:
+        if log_dir is not None:
+            os.makedirs(log_dir, exist_ok=True)
+        out, err = captures = tuple(Capture(log_dir and f"{log_dir}/{name}.log") for name in ("stdout", "stderr"))
+        started = time.monotonic()
+        pid = supervisor.spawn(argv, cwd, env, out.inlet, err.inlet)
+    except OSError as error:
+        write_all(frame(0) + frame({"error": (error.errno, error.strerror, error.filename)}))
+        return
+    os.close(out.inlet)
+    os.close(err.inlet)
+    write_all(frame(pid))
+    timed_out = supervisor.watch(captures, timeout)
+    seconds = time.monotonic() - started
+    gone = supervisor.kill_all()
+    reply = {"exit_code": None if timed_out else supervisor.exit_code, "timed_out": timed_out, "seconds": seconds}
+    write_all(frame({**reply, "stdout": out.finish(), "stderr": err.finish(), "gone": gone}))
