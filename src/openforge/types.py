@@ -369,13 +369,20 @@ class ExecResult:
     seconds: float
 
 
+class SandboxError(Exception):
+    """A command could not be run, or not be ended: the program or folder is missing, or the sandbox itself failed. One line."""
+
+
 class Sandbox(Protocol):
     """Where an agent's commands run."""
 
     async def exec(
         self, argv: Sequence[str], *, cwd: Path, env: Mapping[str, str], timeout: float | None = None, log_dir: Path | None = None
     ) -> ExecResult:
-        """Run to its end or to `timeout` seconds; nothing it started is alive afterwards. Output is bounded in memory and on disk."""
+        """Run to its end or to `timeout` seconds; nothing it started is alive afterwards. Output is bounded in memory and on disk.
+
+        Raises `SandboxError`.
+        """
         ...
 
     async def close(self) -> None: ...

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from openforge.agents.context import PLACEHOLDERS, placeholder_values
-from openforge.agents.hooks import Agent, AgentContext
+from openforge.agents.context import AgentContext
+from openforge.agents.environment import PLACEHOLDERS, placeholder_values
+from openforge.agents.hooks import Agent
 from openforge.agents.settings import AgentSettings
 from openforge.runfile.commands import check_placeholders, fill_placeholders, resolve_command
 from openforge.types import AgentResult
@@ -20,15 +21,16 @@ class CommandAgent(Agent):
     """
 
     def __init__(self, settings: AgentSettings, base_dir: Path) -> None:
-        """Raises `UserError` for a program that is missing or a placeholder that is unknown."""
+        """Raises `UserError` for a program or script that is missing or a placeholder that is unknown."""
+        super().__init__(settings, base_dir)
         assert settings.command is not None
         check_placeholders(settings.command, PLACEHOLDERS, setting="agent.command")
-        self.argv = resolve_command(settings.command, base_dir, setting="agent.command")
+        self._argv = resolve_command(settings.command, base_dir, setting="agent.command")
 
     async def agent_run(self, context: AgentContext) -> AgentResult:
-        """A non-zero exit is in the result; a deadline that passed is a TimeoutError; a program that cannot be started an OSError."""
+        """A non-zero exit is in the result; a deadline that passed is a TimeoutError; a program that cannot be run a `SandboxError`."""
         values = placeholder_values(context)
-        argv = [fill_placeholders(part, values) for part in self.argv]
+        argv = [fill_placeholders(part, values) for part in self._argv]
         ended = await context.sandbox.exec(argv, cwd=context.workspace, env=context.env, timeout=context.deadline, log_dir=context.log_dir)
         if ended.timed_out:
             raise TimeoutError(f"the agent was killed at its deadline of {context.deadline:g} s")

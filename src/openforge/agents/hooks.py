@@ -2,54 +2,54 @@
 
 from __future__ import annotations
 
+import asyncio
+import shutil
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from pathlib import Path
 
-from openforge.types import AgentResult, Reward, Sandbox, Task
-
-
-@dataclass(slots=True, kw_only=True)
-class AgentContext:
-    """One attempt as its agent sees it. `agent_preprocess` may change it; later hooks see the change."""
-
-    task: Task
-    rollout_id: str
-    workspace: Path
-    """The attempt's own folder, removed afterwards; `agent_run`'s program works in it."""
-    base_url: str
-    """The model's endpoint, this attempt's own; it ends in /v1 for the chat dialect."""
-    api_key: str
-    model: str
-    env: dict[str, str]
-    """The whole environment for programs the agent starts: a minimal base, the dialect's variables, the run file's `agent.env`."""
-    sandbox: Sandbox
-    deadline: float
-    """Seconds the attempt has in all."""
-    log_dir: Path | None = None
-    """Where the program's stdout.log and stderr.log go."""
+from openforge.agents.context import AgentContext
+from openforge.agents.environment import PLACEHOLDERS, environment
+from openforge.agents.settings import AgentSettings
+from openforge.runfile.commands import check_placeholders
+from openforge.types import AgentResult, Reward, UserError
 
 
 class Agent(ABC):
-    """Subclass this for an agent in Python; one object serves all attempts, many at a time, so attempts' state belongs in the context.
+    """Subclass this for an agent in Python. One object serves all attempts, many at a time, so an attempt's state belongs in its context.
 
-    An exception in a hook ends the attempt as `agent_error`, a TimeoutError as `timeout`; an OSError of the sandbox is `env_error`.
+    Only `agent_run` must be written. What a hook raises ends the attempt without a reward.
     """
 
-    def check(self) -> None:  # noqa: B027 (an optional hook)
-        """Called once before the run. Raise `UserError` where no attempt could work."""
+    def __init__(self, settings: AgentSettings, base_dir: Path) -> None:
+        """`base_dir` is the run file's folder."""
+        self.settings, self.base_dir = settings, base_dir
 
-    async def agent_preprocess(self, context: AgentContext) -> None:  # noqa: B027
-        """Prepare the workspace, the environment, the task's prompt."""
+    def check(self) -> None:
+        """Called once before the run. Raises `UserError` where no attempt could work; an override calls this one too."""
+        check_placeholders(list(self.settings.env.values()), PLACEHOLDERS, setting="agent.env")
+        template = self.base_dir / self.settings.workspace
+        if self.settings.workspace != "temp" and not template.is_dir():
+            raise UserError(f"agent.workspace: no folder {template}; write 'temp' or a folder of which each attempt gets a copy")
+
+    async def agent_preprocess(self, context: AgentContext) -> None:
+        """Prepare the attempt. This one copies `agent.workspace` and fills `context.env`; an override calls it first."""
+        template = None if self.settings.workspace == "temp" else self.base_dir / self.settings.workspace
+        await asyncio.to_thread(_fill, context.workspace, template)
+        context.env |= environment(context, self.settings.dialect, self.settings.env)
 
     @abstractmethod
     async def agent_run(self, context: AgentContext) -> AgentResult:
         """Do the task, with every model call going to `context.base_url`."""
 
-    async def agent_postprocess(self, context: AgentContext, result: AgentResult) -> AgentResult:
-        """Collect what the reward needs from the workspace, clean up."""
-        return result
+    async def agent_postprocess(self, context: AgentContext) -> None:  # noqa: B027 (optional)
+        """Collect artefacts, clean up. Called however `agent_run` ended."""
 
-    async def calculate_reward(self, context: AgentContext, result: AgentResult) -> Reward | float | None:
+    async def calculate_reward(self, context: AgentContext, result: AgentResult) -> Reward | None:
         """The attempt's reward; None leaves it to the run file's `reward` section."""
         return None
+
+
+def _fill(workspace: Path, template: Path | None) -> None:
+    if template is not None:
+        shutil.copytree(template, workspace, symlinks=True, dirs_exist_ok=True)
+    (workspace / ".tmp").mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 from openforge.rewards.value import RewardFailed, as_reward
 from openforge.runfile.commands import base_environment, resolve_command
-from openforge.types import AgentResult, Reward, Sandbox, Task
+from openforge.types import AgentResult, Reward, Sandbox, SandboxError, Task
 
 
 class CommandReward:
@@ -43,8 +43,8 @@ class CommandReward:
                 ended = await self._sandbox.exec(self._argv, cwd=result.workspace or folder, env=env, timeout=self._timeout)
             finally:
                 await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
-        except OSError as error:
-            raise RewardFailed(f"the reward command cannot be run: {error}") from error
+        except (OSError, SandboxError) as error:
+            raise RewardFailed(f"reward.command: {error}") from error
         if ended.timed_out:
             raise RewardFailed(f"the reward command took longer than {self._timeout:g} s")
         if ended.exit_code is None or ended.exit_code < 0:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from openforge.sandbox.supervisor import KILL_SECONDS, frame
-from openforge.types import ExecResult
+from openforge.types import ExecResult, SandboxError
 
 _START = [
     sys.executable,
@@ -43,8 +43,8 @@ class ProcessSandbox:
         """Run `argv` with exactly the environment `env`, standard input empty, and `timeout` in wall-clock seconds.
 
         Of each stream the result holds the first and the last 64 KiB, with a note between them of what was dropped; `log_dir` gets
-        stdout.log and stderr.log, each bounded at 4 MiB and the last 64 KiB. Raises OSError where the program or `cwd` cannot be used, or
-        the command could not be killed. Cancelling the awaiting task kills all processes before the cancellation goes on.
+        stdout.log and stderr.log, each bounded at 4 MiB and the last 64 KiB. Raises `SandboxError` where the program or `cwd` cannot
+        be used, or the command could not be killed. Cancelling the awaiting task kills all processes before the cancellation goes on.
         """
         request = frame((list(argv), str(cwd), dict(env), timeout, None if log_dir is None else str(log_dir)))
         ours, theirs = socket.socketpair()
@@ -86,14 +86,14 @@ async def _converse(
         if pid:
             with suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
-        raise OSError("the command's supervisor process was killed or stopped") from error
+        raise SandboxError("the command's supervisor process was killed or stopped") from error
     finally:
         writer.close()
     process.wait()
     if "error" in reply:
-        raise OSError(*reply["error"])
+        raise SandboxError(reply["error"])
     if not reply.pop("gone"):
-        raise OSError("processes of the command survived SIGKILL (stuck in the kernel?)")
+        raise SandboxError("processes of the command survived SIGKILL (stuck in the kernel?)")
     return ExecResult(**reply)
 
 

@@ -227,7 +227,7 @@ def main() -> None:
         started = time.monotonic()
         pid = supervisor.spawn(argv, cwd, env, out.inlet, err.inlet)
     except OSError as error:
-        write_all(frame(0) + frame({"error": (error.errno, error.strerror, error.filename)}))
+        write_all(frame(0) + frame({"error": f"cannot run {argv[0]!r}: {error.strerror}: {error.filename!r}"}))
         return
     os.close(out.inlet)
     os.close(err.inlet)
