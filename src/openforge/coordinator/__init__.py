@@ -1,0 +1,9 @@
+"""From the call log to training data: calls -> typed lineages -> trajectories.
+
+Invariant: every sampled token is trained or masked with a reason, once.
+"""
+
+from openforge.coordinator.lineage import Lineage, lineages
+from openforge.coordinator.trajectory import Delivery, delivered, mask_all, trajectories
+
+__all__ = ["Delivery", "Lineage", "delivered", "lineages", "mask_all", "trajectories"]
