@@ -1,0 +1,6 @@
+"""Agents' model calls over HTTP, recorded token by token."""
+
+from openforge.gateway.server import Access, Gateway, listen
+from openforge.gateway.session import SessionSummary
+
+__all__ = ["Access", "Gateway", "SessionSummary", "listen"]

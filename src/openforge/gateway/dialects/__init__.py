@@ -1,0 +1,8 @@
+"""Wire dialects the gateway speaks; one file each."""
+
+from openforge.gateway.dialects.base import Dialect
+from openforge.gateway.dialects.chat import Chat
+
+__all__ = ["DIALECTS", "Dialect"]
+
+DIALECTS: tuple[Dialect, ...] = (Chat(),)

@@ -1,0 +1,208 @@
+"""The gateway: HTTP in, recorded calls out.
+
+Invariant: a request is answered in its dialect's shape, errors included, and only for an open rollout. A log that fails is a fault of the
+whole run: the gateway answers 503 from then on, and whoever runs it reads `fault` and stops.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from openforge.gateway.body import json_response, read_json
+from openforge.gateway.dialects import DIALECTS, Dialect
+from openforge.gateway.dialects.base import ApiError, ReplyHead
+from openforge.gateway.formats.base import Format
+from openforge.gateway.identity import identify
+from openforge.gateway.recorder import Recorder
+from openforge.gateway.relay import Relay
+from openforge.gateway.session import Session, SessionSummary
+from openforge.gateway.splice import Splicer
+from openforge.gateway.text import own_tokenizer
+from openforge.gateway.turn import Turn
+from openforge.types import Call, CallLog, PromptTooLong, RolloutEngine, Sampling, UserError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """How an agent reaches its rollout: the path below the gateway's address (ends in `/v1`), and the API key."""
+
+    path: str
+    api_key: str
+
+
+class Gateway:
+    def __init__(
+        self, *, engine: RolloutEngine, format: Format, tokenizer: Any, log: CallLog, model_name: str, context_length: int
+    ) -> None:
+        """`tokenizer`: a Hugging Face fast tokenizer. `context_length`: tokens of prompt and reply together."""
+        self.fault: Exception | None = None
+        """Why the log failed, once it has."""
+        self._engine = engine
+        self._format = format
+        self._tokenizer = own_tokenizer(tokenizer)
+        self._log = log
+        self._model_name = model_name
+        self._context_length = context_length
+        self._sessions: dict[str, Session] = {}
+        self._keys: dict[str, str] = {}
+        self.app = self._routes()
+
+    def open(self, rollout_id: str, *, sampling: Sampling, token_budget: int | None = None) -> Access:
+        """Accept calls of a rollout. `token_budget`: tokens it may sample over all its calls."""
+        assert rollout_id not in self._sessions, f"rollout {rollout_id} is open already"
+        session = Session(
+            rollout_id=rollout_id,
+            api_key=f"sk-{secrets.token_urlsafe(24)}",
+            sampling=sampling,
+            token_budget=token_budget,
+            splicer=Splicer(self._format, self._tokenizer),
+            context_length=self._context_length,
+        )
+        self._sessions[rollout_id] = session
+        self._keys[session.api_key] = rollout_id
+        return Access(path=f"/r/{rollout_id}/v1", api_key=session.api_key)
+
+    async def close(self, rollout_id: str) -> SessionSummary:
+        """Abort what is in flight, wait until it is recorded, forget the rollout. Closing one that is not open does nothing."""
+        session = self._sessions.pop(rollout_id, None)
+        if session is None:
+            return SessionSummary()
+        del self._keys[session.api_key]
+        return await session.close()
+
+    async def close_all(self) -> None:
+        await asyncio.gather(*(self.close(rollout_id) for rollout_id in list(self._sessions)))
+
+    def start(self, session: Session, turn: Turn, dialect: str) -> Recorder:
+        """Begin a call. Raises ApiError when it cannot be made; then nothing is recorded."""
+        if self.fault is not None:
+            raise ApiError(503, f"calls can no longer be recorded: {self.fault}", type="server_error", code="not_recorded")
+        plan = session.splicer.plan(turn.messages, turn.tools)
+        room = session.room(plan)
+        index = session.started
+        session.started += 1
+
+        def ended(recorder: Recorder, call: Call | None, error: Exception | None) -> None:
+            if error is not None and not isinstance(error, PromptTooLong):
+                self.fault = self.fault or error
+            session.ended(recorder, call, error, room=room)
+
+        recorder = Recorder(
+            engine=self._engine,
+            log=self._log,
+            format=self._format,
+            tokenizer=self._tokenizer,
+            splicer=session.splicer,
+            plan=plan,
+            turn=turn,
+            dialect=dialect,
+            sampling=session.sampling_for(turn, room, self._format.stop_token_ids, index),
+            rollout_id=session.rollout_id,
+            index=index,
+            on_end=ended,
+        )
+        session.in_flight.add(recorder)
+        return recorder
+
+    # --- HTTP ---------------------------------------------------------------------------------------------------------------------------
+
+    def _routes(self) -> Starlette:
+        routes = [Route("/health", self._health)]
+        for prefix in ("/v1", "/r/{rollout}/v1"):
+            routes.append(Route(f"{prefix}/models", self._models))
+            routes.extend(Route(prefix + dialect.path, self._endpoint(dialect), methods=["POST"]) for dialect in DIALECTS)
+        return Starlette(routes=routes, exception_handlers={HTTPException: _http_error, ApiError: _api_error})
+
+    def _session(self, request: Request) -> Session:
+        rollout_id = identify(request.path_params.get("rollout"), request.headers, self._keys)
+        session = self._sessions.get(rollout_id)
+        if session is None:
+            raise ApiError(404, f"rollout {rollout_id!r} is not open", type="not_found_error", code="rollout_not_found")
+        return session
+
+    def _endpoint(self, dialect: Dialect) -> Any:
+        async def post(request: Request) -> Response:
+            try:
+                turn = dialect.read(await read_json(request))
+                recorder = self.start(self._session(request), turn, dialect.name)
+            except ApiError as error:
+                return json_response(dialect.error(error), error.status)
+            return Relay(recorder, dialect, turn, ReplyHead(id=recorder.id, model=self._model_name))
+
+        return post
+
+    async def _models(self, request: Request) -> Response:
+        self._session(request)
+        model = {"id": self._model_name, "object": "model", "created": 0, "owned_by": "openforge"}
+        return json_response({"object": "list", "data": [model]})
+
+    async def _health(self, request: Request) -> Response:
+        if self.fault is not None:
+            return json_response({"status": "failed", "fault": str(self.fault)}, 503)
+        return json_response({"status": "ok", "open_rollouts": len(self._sessions)})
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return await _api_error(
+        request, ApiError(error.status_code, f"{error.detail}: {request.method} {request.url.path}", type="not_found_error")
+    )
+
+
+async def _api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return json_response(DIALECTS[0].error(error), error.status)
+
+
+class _Server(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals belong to whoever runs the gateway."""
+        yield
+
+
+@asynccontextmanager
+async def listen(gateway: Gateway, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[str]:
+    """Serve the gateway and yield its address, e.g. `http://127.0.0.1:8000`. Port 0 takes a free one. Open rollouts are closed at the end.
+
+    Raises UserError when the address is not to be had.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(2048)
+    except OSError as error:
+        listener.close()
+        reason = error.strerror or str(error)
+        raise UserError(f"gateway: cannot listen on {host}:{port}: {reason}; choose another gateway.port (0 takes a free one)") from None
+    name = f"[{host}]" if family == socket.AF_INET6 else host
+    # Agents pause for minutes between calls on pooled connections; a short keep-alive would close one just as it is used again.
+    config = uvicorn.Config(
+        gateway.app, lifespan="off", log_level="warning", access_log=False, timeout_keep_alive=3600, timeout_graceful_shutdown=5
+    )
+    server = _Server(config)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        while not server.started:  # noqa: ASYNC110 (uvicorn has no event for it)
+            await asyncio.sleep(0.005)
+        yield f"http://{name}:{listener.getsockname()[1]}"
+    finally:
+        await gateway.close_all()
+        server.should_exit = True
+        await serving
+        listener.close()

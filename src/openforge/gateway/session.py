@@ -1,0 +1,86 @@
+"""An open rollout at the gateway: its sampling, its token budget, its lineages, its calls in flight.
+
+Invariant: after `close` nothing is in flight and everything sampled is recorded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from dataclasses import dataclass, field, replace
+
+from openforge.gateway.dialects.base import BadRequest
+from openforge.gateway.recorder import Recorder, too_long
+from openforge.gateway.splice import Plan, Splicer
+from openforge.gateway.turn import Turn
+from openforge.types import Call, FinishReason, PromptTooLong, Sampling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionSummary:
+    calls: int = 0
+    sampled_tokens: int = 0
+    truncated: bool = False
+    """The model ran into the context length or the rollout's token budget."""
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Session:
+    rollout_id: str
+    api_key: str
+    sampling: Sampling
+    token_budget: int | None
+    splicer: Splicer
+    context_length: int
+    in_flight: set[Recorder] = field(default_factory=set)
+    started: int = 0
+    calls: int = 0
+    sampled_tokens: int = 0
+    truncated: bool = False
+
+    def room(self, plan: Plan) -> int:
+        """Tokens the context and the rollout's budget leave for a reply. Raises BadRequest, and marks the session truncated, if none."""
+        room = self.context_length - len(plan.prompt_ids)
+        if room <= 0:
+            self.truncated = True
+            raise too_long(len(plan.prompt_ids))
+        if self.token_budget is not None:
+            left = self.token_budget - self.sampled_tokens - sum(len(recorder.sampled) for recorder in self.in_flight)
+            if left <= 0:
+                self.truncated = True
+                raise BadRequest(f"the rollout's budget of {self.token_budget} sampled tokens is used up", code="token_budget_exceeded")
+            room = min(room, left)
+        return room
+
+    def sampling_for(self, turn: Turn, room: int, stop_token_ids: tuple[int, ...], index: int) -> Sampling:
+        """The run's sampling, shortened by what the client asked for and by the room that is left, with a seed of the call's own."""
+        run = self.sampling
+        limits = [run.max_tokens, room] if turn.max_tokens is None else [run.max_tokens, room, turn.max_tokens]
+        seed = None
+        if run.seed is not None:
+            digest = hashlib.blake2b(f"{run.seed}/{index}".encode(), digest_size=8).digest()
+            seed = int.from_bytes(digest, "big") >> 1
+        return replace(
+            run,
+            max_tokens=min(limits),
+            stop=tuple(dict.fromkeys((*run.stop, *turn.stop))),
+            stop_token_ids=tuple(dict.fromkeys((*stop_token_ids, *run.stop_token_ids))),
+            seed=seed,
+        )
+
+    def ended(self, recorder: Recorder, call: Call | None, error: Exception | None, *, room: int) -> None:
+        self.in_flight.discard(recorder)
+        if call is None:
+            self.truncated |= isinstance(error, PromptTooLong)
+            return
+        self.calls += 1
+        self.sampled_tokens += len(call.sampled)
+        if call.finish == FinishReason.LENGTH and len(call.sampled) >= room:
+            self.truncated = True
+
+    async def close(self) -> SessionSummary:
+        tasks = [recorder.task for recorder in self.in_flight]
+        for recorder in self.in_flight:
+            recorder.abort()
+        await asyncio.gather(*tasks)
+        return SessionSummary(calls=self.calls, sampled_tokens=self.sampled_tokens, truncated=self.truncated)

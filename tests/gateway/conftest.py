@@ -1,0 +1,220 @@
+"""Doubles of the gateway's neighbours (a scripted engine, a log in memory, a small ChatML tokenizer), and the gateway over real HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from openforge.gateway import Gateway, listen
+from openforge.gateway.formats import load_format
+from openforge.gateway.text import encode, own_tokenizer
+from openforge.types import Call, EngineStats, FinishReason, GenerationChunk, PromptTooLong, SampledToken, Sampling, VersionPolicy, Weights
+
+CHATML = (
+    "{% for m in messages %}{% if loop.first and m['role'] != 'system' %}{{ '<|im_start|>system\nBe brief.<|im_end|>\n' }}{% endif %}"
+    "{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+MODEL = Path(__file__).parents[2] / "models" / "smollm2-135m-instruct"
+
+
+def train_tokenizer() -> PreTrainedTokenizerFast:
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=600,
+        special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    core.train_from_iterator(
+        ['<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call> the user and the assistant say hello'] * 5, trainer
+    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|im_end|>", pad_token="<|im_end|>")
+    tokenizer.chat_template = CHATML
+    return tokenizer
+
+
+def real_tokenizer() -> PreTrainedTokenizerFast | None:
+    return AutoTokenizer.from_pretrained(MODEL) if (MODEL / "tokenizer.json").exists() else None
+
+
+TINY = train_tokenizer()
+
+
+@pytest.fixture(scope="session", params=["tiny", "real"])
+def tokenizer(request: pytest.FixtureRequest) -> PreTrainedTokenizerFast:
+    found = TINY if request.param == "tiny" else real_tokenizer()
+    if found is None:
+        pytest.skip("the real model's tokenizer is not in models/")
+    return found
+
+
+@dataclass
+class Script:
+    """One reply of the scripted engine."""
+
+    text: str = ""
+    closed: bool = True
+    """Whether the end-of-turn token is sampled (unless max_tokens cuts the reply before)."""
+    ids: list[int] | None = None
+    """Instead of `text`."""
+    error: Exception | None = None
+    """Raised where the reply ends."""
+    pause_at: int | None = None
+    """Wait for ever before this token."""
+
+
+class ScriptedEngine:
+    """Samples scripts in order (then "ok" again and again), one token a chunk; token i of a call has log-probability -i/8."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        self.tokenizer = own_tokenizer(tokenizer)
+        self.end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+        self.scripts: list[Script] = []
+        self.prompts: list[list[int]] = []
+        self.samplings: list[Sampling] = []
+        self.cancelled = 0
+        self.paused = asyncio.Event()
+        self.context_length = 1 << 30
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, version_policy: VersionPolicy = VersionPolicy.RECOMPUTE
+    ) -> AsyncIterator[GenerationChunk]:
+        if len(prompt_ids) >= self.context_length:
+            raise PromptTooLong
+        self.prompts.append(list(prompt_ids))
+        self.samplings.append(sampling)
+        script = self.scripts.pop(0) if self.scripts else Script("ok")
+        ids = script.ids if script.ids is not None else encode(self.tokenizer, script.text)
+        ids = [*ids, self.end] if script.closed else ids
+        done: list[int] = []
+        try:
+            for i, id in enumerate(ids):
+                if i == script.pause_at:
+                    self.paused.set()
+                    await asyncio.Event().wait()
+                await asyncio.sleep(0)
+                done.append(id)
+                yield GenerationChunk(tokens=(SampledToken(id, -i / 8, 7),))
+                text = self.tokenizer.decode(done, skip_special_tokens=False)
+                if id in sampling.stop_token_ids or any(stop in text for stop in sampling.stop):
+                    yield GenerationChunk(finish=FinishReason.STOP)
+                    return
+                if len(done) == sampling.max_tokens:
+                    break
+            if script.error is not None:
+                raise script.error
+            yield GenerationChunk(finish=FinishReason.LENGTH)
+        except (asyncio.CancelledError, GeneratorExit):
+            self.cancelled += 1
+            raise
+
+    async def update_weights(self, version: int, weights: Weights) -> None: ...
+
+    async def pause(self) -> None: ...
+
+    async def resume(self) -> None: ...
+
+    def stats(self) -> EngineStats:
+        return EngineStats(version=7, running=0, waiting=0, prompt_tokens=0, cached_tokens=0, sampled_tokens=0)
+
+    async def close(self) -> None: ...
+
+
+@dataclass
+class MemoryLog:
+    calls: list[Call] = field(default_factory=list)
+    error: Exception | None = None
+    gate: asyncio.Event | None = None
+    """If set, appending waits for it."""
+    appending: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def append(self, call: Call) -> None:
+        self.appending.set()
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.error is not None:
+            raise self.error
+        self.calls.append(call)
+
+
+def prompt_of(calls: Sequence[Call], call: Call) -> list[int]:
+    """A call's prompt ids from the log alone."""
+    if call.parent_id is None:
+        return call.delta
+    parent = next(other for other in calls if other.id == call.parent_id)
+    return (prompt_of(calls, parent) + parent.sampled)[: call.shared] + call.delta
+
+
+@dataclass
+class House:
+    """A gateway listening on a real port, and what stands around it."""
+
+    gateway: Gateway
+    engine: ScriptedEngine
+    log: MemoryLog
+    address: str
+    stack: AsyncExitStack
+
+    def say(self, text: str = "", **options: Any) -> None:
+        """Script the engine's next reply."""
+        self.engine.scripts.append(Script(text, **options))
+
+    async def client(self, rollout: str = "r1", *, token_budget: int | None = None, sampling: Sampling | None = None) -> openai.AsyncOpenAI:
+        """An unmodified SDK client on a freshly opened rollout."""
+        access = self.gateway.open(rollout, sampling=sampling or Sampling(), token_budget=token_budget)
+        return await self.stack.enter_async_context(
+            openai.AsyncOpenAI(base_url=self.address + access.path, api_key=access.api_key, max_retries=0)
+        )
+
+    async def recorded(self, count: int) -> list[Call]:
+        while len(self.log.calls) < count:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        return self.log.calls
+
+
+@pytest.fixture
+async def house() -> AsyncIterator[House]:
+    async with build_house() as found:
+        yield found
+
+
+class build_house:
+    def __init__(self, *, context_length: int = 1 << 20) -> None:
+        self._context_length = context_length
+
+    async def __aenter__(self) -> House:
+        self._stack = AsyncExitStack()
+        engine, log = ScriptedEngine(TINY), MemoryLog()
+        gateway = Gateway(
+            engine=engine,
+            format=load_format(None, TINY),
+            tokenizer=TINY,
+            log=log,
+            model_name="tiny",
+            context_length=self._context_length,
+        )
+        address = await self._stack.enter_async_context(listen(gateway))
+        return House(gateway, engine, log, address, self._stack)
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+
+HouseBuilder = Callable[..., build_house]
+
+
+@pytest.fixture
+def make_house() -> HouseBuilder:
+    return build_house
