@@ -151,7 +151,7 @@ def read_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
 def save_resolved(config: RunConfig, path: Path) -> None:
     """Write the complete configuration, atomically."""
     scratch = path.with_suffix(".tmp")
-    text = yaml.dump(config.model_dump(mode="json"), Dumper=Dumper, sort_keys=False, allow_unicode=True, width=120)
+    text = yaml.dump(config.model_dump(mode="json", by_alias=True), Dumper=Dumper, sort_keys=False, allow_unicode=True, width=120)
     scratch.write_text(text, encoding="utf-8")
     scratch.replace(path)
 

@@ -17,6 +17,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from openforge.pool import ScheduleSnapshot
+
 BLOCKS = "▁▂▃▄▅▆▇█"
 
 
@@ -54,8 +56,10 @@ class LiveView:
             self.console.print(text, highlight=False)
         self._phase = text
 
-    def update(self, row: Mapping[str, Any], snapshot: Mapping[str, Any] | None = None) -> None:
-        """Show a metrics row (empty: only the snapshot is new). `snapshot` holds any counts worth seeing now, such as `in_flight`."""
+    def update(self, row: Mapping[str, Any], snapshot: ScheduleSnapshot | Mapping[str, Any] | None = None) -> None:
+        """Show a metrics row (empty: only the snapshot is new). `snapshot` is the scheduler's, or any counts worth seeing now."""
+        if isinstance(snapshot, ScheduleSnapshot):
+            snapshot = {"groups running": len(snapshot.running), "waiting for the trainer": len(snapshot.finished)}
         self._snapshot |= snapshot or {}
         kind = row.get("kind")
         if kind == "step":
@@ -108,7 +112,7 @@ class LiveView:
                 ("sampled", f"{number(row.get('sample_tokens_per_second'))} tokens/s"),
                 ("trained", f"{number(row.get('train_tokens_per_second'))} tokens/s"),
                 ("share trained", percent(row.get("trained_share"))),
-                ("in flight", "  ".join(f"{key.replace('_', ' ')} {value}" for key, value in self._snapshot.items()) or "–"),
+                ("in flight", "  ".join(f"{value} {key.replace('_', ' ')}" for key, value in self._snapshot.items()) or "–"),
             ),
         )
         wide = [("rollouts", _counts(self._outcomes))]

@@ -25,7 +25,7 @@ class _Loader(yaml.SafeLoader):
 
 
 for _each in (Dumper, _Loader):
-    _each.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789"))  # type: ignore[no-untyped-call]
+    _each.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,76 @@
+"""What a run came to, from its metrics rows.
+
+Invariant: a number that was not recorded is absent, never guessed. Of a step or an evaluation recorded twice (a crash between the row and
+the checkpoint), the later row counts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from openforge.run.metrics import Row
+
+STAGES = {"before sft": "base model", "before rl": "before RL", "after": "after RL"}
+"""Labels of evaluations, and what the report calls the model then."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    steps: list[Row]
+    """One a step, ascending."""
+    evaluations: list[Row]
+    """One a (set, label, step), in the order they were made."""
+    sft: list[Row]
+    phases: list[tuple[str, float]]
+    """What took how many seconds; training first."""
+
+    @property
+    def sets(self) -> list[str]:
+        return list(dict.fromkeys(row["set"] for row in self.evaluations))
+
+    def accuracies(self, name: str) -> dict[str, float | None]:
+        """Of one held-out set: label → accuracy, for the labelled evaluations."""
+        return {row["label"]: row["accuracy"] for row in self.evaluations if row["set"] == name and row.get("label") in STAGES}
+
+    def total(self, key: str) -> float:
+        return sum(row.get(key) or 0 for row in self.steps)
+
+    def counts(self, key: str) -> Counter[str]:
+        """Sums over all steps of a column that counts by name, such as `outcomes`."""
+        counts: Counter[str] = Counter()
+        for row in self.steps:
+            counts.update(row.get(key) or {})
+        return counts
+
+
+def summarise(rows: Sequence[Row]) -> Summary:
+    steps = {row["step"]: row for row in rows if row["kind"] == "step"}
+    evaluations = {(row["set"], row.get("label"), row["step"]): row for row in rows if row["kind"] == "eval"}
+    return Summary(
+        steps=[steps[step] for step in sorted(steps)],
+        evaluations=list(evaluations.values()),
+        sft=[row for row in rows if row["kind"] == "sft"],
+        phases=_phases(rows),
+    )
+
+
+def _phases(rows: Sequence[Row]) -> list[tuple[str, float]]:
+    """Rows of kind `phase` and evaluations say their own `seconds`; a step says how long it trained and how long it waited for rollouts."""
+    seconds: dict[str, float] = {}
+
+    def add(name: str, value: Any) -> None:
+        if value:
+            seconds[name] = seconds.get(name, 0.0) + value
+
+    for row in rows:
+        if row["kind"] == "phase":
+            add(row["phase"], row.get("seconds"))
+        elif row["kind"] == "eval":
+            add("evaluation", row.get("seconds"))
+        elif row["kind"] == "step":
+            add("optimizer steps", row.get("step_seconds"))
+            add("waiting for rollouts", row.get("wait_seconds"))
+    return list(seconds.items())
