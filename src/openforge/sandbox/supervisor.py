@@ -87,6 +87,7 @@ class Capture:
 
 class Supervisor:
     def __init__(self) -> None:
+        self.command = 0
         self.exit_code: int | None = None
         self.wake, wake_inlet = os.pipe()
         os.set_blocking(self.wake, False)
@@ -98,8 +99,8 @@ class Supervisor:
         self.prctl = ctypes.CDLL(None, use_errno=True).prctl
         self.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
-    def spawn(self, argv: list[str], cwd: str, env: dict[str, str], out: int, err: int) -> int:
-        """Start the command in a session of its own; its pid. Raises OSError where it cannot be started."""
+    def spawn(self, argv: list[str], cwd: str, env: dict[str, str], out: int, err: int) -> None:
+        """Start the command in a session of its own. Raises OSError where it cannot be started."""
         failure, failure_inlet = os.pipe()
         me = os.getpid()
         pid = os.fork()
@@ -111,6 +112,7 @@ class Supervisor:
                 self.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
                 if os.getppid() != me:
                     os._exit(127)
+                write_all(frame(os.getpid()))  # from here, so that the controller knows it before the command can do any harm
                 for source, target in ((os.open(os.devnull, os.O_RDONLY), 0), (out, 1), (err, 2)):
                     os.dup2(source, target)
                 for number in (signal.SIGPIPE, signal.SIGXFSZ):
@@ -123,13 +125,12 @@ class Supervisor:
                 os.write(failure_inlet, marshal.dumps((code, os.strerror(code), path)))
             finally:
                 os._exit(127)
+        self.command = pid
         os.close(failure_inlet)
         failed = os.read(failure, 65536)
         os.close(failure)
         if failed:
             raise OSError(*marshal.loads(failed))
-        self.command = pid
-        return pid
 
     def reap(self) -> bool:
         """Bury the dead. False when no child is left."""
@@ -225,15 +226,16 @@ def main() -> None:
             os.makedirs(log_dir, exist_ok=True)
         out, err = captures = tuple(Capture(log_dir and f"{log_dir}/{name}.log") for name in ("stdout", "stderr"))
         started = time.monotonic()
-        pid = supervisor.spawn(argv, cwd, env, out.inlet, err.inlet)
+        supervisor.spawn(argv, cwd, env, out.inlet, err.inlet)
     except OSError as error:
-        write_all(frame(0) + frame({"error": f"cannot run {argv[0]!r}: {error.strerror}: {error.filename!r}"}))
+        if not supervisor.command:
+            write_all(frame(0))
+        write_all(frame({"error": f"cannot run {argv[0]!r}: {error.strerror}: {error.filename!r}"}))
         return
     os.close(out.inlet)
     os.close(err.inlet)
-    write_all(frame(pid))
     timed_out = supervisor.watch(captures, timeout)
-    seconds = time.monotonic() - started
+    exit_code, seconds = supervisor.exit_code, time.monotonic() - started
     gone = supervisor.kill_all()
-    reply = {"exit_code": None if timed_out else supervisor.exit_code, "timed_out": timed_out, "seconds": seconds}
+    reply = {"exit_code": None if timed_out else exit_code, "timed_out": timed_out, "seconds": seconds}
     write_all(frame({**reply, "stdout": out.finish(), "stderr": err.finish(), "gone": gone}))
