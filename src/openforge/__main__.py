@@ -1,0 +1,5 @@
+"""`python -m openforge` is `openforge`."""
+
+from openforge.cli import main
+
+main()

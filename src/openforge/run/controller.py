@@ -1,0 +1,183 @@
+"""The controller: agents produce rollouts while the trainer trains on those that finished.
+
+Invariant: units are launched, finished, taken and committed through the scheduler and the pool only, so that the staleness bound holds and
+a crash at any moment costs the steps since the last checkpoint and nothing that was recorded.
+
+    launcher ──► units of G rollouts ──► scheduler ──► trainer ──► weights ──► rollout engine
+                     (agents)              (window)      (thread)      └► every K steps: checkpoint
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+import zlib
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, TypeVar
+
+from openforge.engines.training import TrainEngine
+from openforge.pool import Recovery, Scheduler
+from openforge.run.batch import Batch, Group, make_batch
+from openforge.run.checkpoints import Checkpoints
+from openforge.run.config import RunConfig
+from openforge.run.services import Services
+from openforge.tasks import TaskOrder
+from openforge.types import Rollout, Sampling, Task, UserError
+
+T = TypeVar("T")
+Row = dict[str, Any]
+
+
+@dataclass(kw_only=True)
+class Controller:
+    """One training run, from its first missing step to its last."""
+
+    config: RunConfig
+    services: Services
+    trainer: TrainEngine
+    checkpoints: Checkpoints
+    scheduler: Scheduler
+    order: TaskOrder
+    tasks: Mapping[str, Task]
+    """By id, for the units that a crash interrupted."""
+    report: Callable[[Row, Mapping[str, Any]], None]
+    """Takes each step's metrics and the scheduler's snapshot."""
+    after_step: Callable[[int], Awaitable[None]]
+    """Awaited between two steps: evaluation."""
+    step: int = 0
+    """Optimizer steps done."""
+    _stop: bool = False
+    _progress: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set whenever a unit was finished or a slot became free: whoever waits looks again."""
+    _training: int = 0
+    """Units taken for the step under way; they hold their slots until its weights are published."""
+
+    def __post_init__(self) -> None:
+        self._agents = asyncio.Semaphore(self.config.rollout.concurrency)
+        self._started = time.monotonic()
+
+    async def run(self, recovery: Recovery) -> None:
+        """Train until the last step or `stop`. Rollouts then in flight end as cancelled."""
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="trainer")
+        try:
+            async with asyncio.TaskGroup() as group:
+                producer = group.create_task(self._produce(recovery))
+                await self._consume()
+                producer.cancel()
+        finally:
+            self._thread.shutdown()
+
+    def stop(self) -> None:
+        """End the run after the step under way."""
+        self._stop = True
+        self._progress.set()
+
+    # --- producing ------------------------------------------------------------------------------------------------------------------
+
+    async def _produce(self, recovery: Recovery) -> None:
+        """Launch units as the scheduler allows, for ever. What a crash interrupted goes first, at its old place in the queue."""
+        size = self.config.rollout.group_size
+        async with asyncio.TaskGroup() as units:
+            for unit in recovery.running:
+                missing = {place.index: place.attempt for place in unit.missing}
+                units.create_task(self._unit(unit.unit, self.tasks[unit.task_id], missing))
+            while True:
+                while self.scheduler.may_launch(training=self._training):
+                    number, task = self.scheduler.launch(), next(self.order)
+                    await self.services.store.start_unit(number, task.id, size)
+                    units.create_task(self._unit(number, task, dict.fromkeys(range(size), 0)))
+                await self._next_progress()
+
+    async def _unit(self, number: int, task: Task, places: Mapping[int, int]) -> None:
+        """Run the rollouts of one unit; `places` maps each index that is still missing to its attempt number."""
+        async with asyncio.TaskGroup() as group:
+            for index, attempt in places.items():
+                group.create_task(self._rollout(number, task, index, attempt))
+        await self.services.store.finish_unit(number)
+        self.scheduler.finish(number)
+        self._progress.set()
+
+    async def _rollout(self, number: int, task: Task, index: int, attempt: int) -> None:
+        async with self._agents:
+            rollout = Rollout(id=uuid.uuid4().hex, task_id=task.id, unit=number, index=index, attempt=attempt)
+            await self.services.runner.run(task, rollout, self._sampling(number, index))
+        if self.services.gateway.fault is not None:
+            raise self.services.gateway.fault
+
+    def _sampling(self, number: int, index: int) -> Sampling:
+        """The run's sampling with a seed of its own for every place of every unit."""
+        seed = zlib.crc32(f"{self.config.seed}/{number}/{index}".encode())
+        return replace(self.config.rollout.sampling, seed=seed)
+
+    # --- consuming ------------------------------------------------------------------------------------------------------------------
+
+    async def _consume(self) -> None:
+        train = self.config.train
+        while self.step < train.steps:
+            began = time.monotonic()
+            numbers = await self._take(train.groups_per_step)
+            if numbers is None:
+                break
+            await self._train(numbers, waited=time.monotonic() - began)
+            if self.step % train.checkpoint_every == 0:
+                await self._checkpoint()
+            if self.step < train.steps and not self._stop:
+                await self.after_step(self.step)
+        await self._checkpoint()
+
+    async def _take(self, count: int) -> list[int] | None:
+        """Wait for `count` units that the window lets through; None when the run is stopped first."""
+        while not self._stop:
+            if (numbers := self.scheduler.take(count)) is not None:
+                self._training = count
+                return numbers
+            await self._next_progress()
+        return None
+
+    async def _train(self, numbers: list[int], *, waited: float) -> None:
+        """One optimizer step on the units `numbers`, then the new weights to the engine."""
+        began = time.monotonic()
+        version = self.trainer.version
+        batch = await self._in_trainer(lambda: make_batch([self._group(number) for number in numbers], self.config.train, version))
+        self._check_scored(batch)
+        row: Row = {"step": self.step + 1, "version": version, **batch.row}
+        if batch.tree is not None:
+            trees, temperature = [batch.tree], self.config.rollout.sampling.temperature
+            row |= await self._in_trainer(lambda: self.trainer.step(trees, temperature=temperature))
+            await self.services.engine.update_weights(self.trainer.version, self.trainer.weights())
+        self.step += 1
+        self.checkpoints.uncommitted[self.step] = numbers
+        self._training = 0
+        self._progress.set()
+        now = time.monotonic()
+        row |= {"wait_seconds": waited, "step_seconds": now - began + waited, "train_seconds": now - began, "elapsed": now - self._started}
+        self.report(row, asdict(self.scheduler.snapshot()))
+
+    def _group(self, number: int) -> Group:
+        store = self.services.store
+        return Group(unit=number, members=[(rollout, store.calls(rollout.id)) for rollout in store.group(number)])
+
+    def _check_scored(self, batch: Batch) -> None:
+        """A step in which no rollout at all was scored is a broken set-up, not a hard batch: say so instead of burning hours."""
+        if batch.row["scored"] == 0:
+            first = batch.rollouts[0]
+            raise UserError(
+                f"step {self.step + 1}: none of {len(batch.rollouts)} rollouts was scored, so there is nothing to learn from; the first ended as "
+                f"{first.outcome} ({first.detail}); its output is in {self.services.runner.run_dir.logs / first.id}"
+            )
+
+    async def _checkpoint(self) -> None:
+        if self.checkpoints.uncommitted:
+            path = self.checkpoints.run_dir.checkpoint(self.step)
+            await self.checkpoints.commit(self.step, self.trainer.version, lambda: self.trainer.save(path))
+
+    async def _next_progress(self) -> None:
+        await self._progress.wait()
+        self._progress.clear()
+
+    async def _in_trainer(self, work: Callable[[], T]) -> T:
+        """Run in the trainer's thread; a step under way is never left half-done, for cancellation waits at the thread's shutdown."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)

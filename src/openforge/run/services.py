@@ -1,0 +1,81 @@
+"""What a run consists of, put together: store, rollout engine, gateway, agent, reward.
+
+Invariant: everything opened here is closed in reverse order, so that no call is accepted whose record could no longer be written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import AutoConfig, AutoTokenizer
+
+from openforge.agents import load_agent
+from openforge.engines.rollout import TorchEngine
+from openforge.gateway import Gateway, listen
+from openforge.gateway.formats import load_format
+from openforge.pool import Store
+from openforge.rewards import load_reward
+from openforge.run.config import RunConfig
+from openforge.run.rollouts import RolloutRunner
+from openforge.run.rundir import RunDir
+from openforge.sandbox import ProcessSandbox
+from openforge.types import RolloutEngine, UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Services:
+    store: Store
+    engine: RolloutEngine
+    gateway: Gateway
+    runner: RolloutRunner
+
+
+@asynccontextmanager
+async def services(config: RunConfig, run_dir: RunDir, model_dir: Path, *, version: int = 0) -> AsyncIterator[Services]:
+    """Open a run's services on the weights in `model_dir`, which are weight version `version`."""
+    async with AsyncExitStack() as stack:
+        sandbox = ProcessSandbox()
+        stack.push_async_callback(sandbox.close)
+        agent = load_agent(config.agent, config.base_dir)
+        reward = load_reward(config.reward, config.base_dir, sandbox) if config.reward else None
+        store = stack.enter_context(Store.open(run_dir.database))
+        engine = TorchEngine(model_dir, dtype=config.rollout.dtype, max_batch=config.rollout.concurrency, version=version)
+        stack.push_async_callback(engine.close)
+        gateway = make_gateway(config, model_dir, engine, store)
+        address = await stack.enter_async_context(listen(gateway, host=config.gateway.host, port=config.gateway.port))
+        runner = RolloutRunner(
+            agent=agent,
+            reward=reward,
+            gateway=gateway,
+            address=address,
+            store=store,
+            sandbox=sandbox,
+            model_name=config.name,
+            deadline=config.agent.deadline,
+            run_dir=run_dir,
+            token_budget=config.rollout.token_budget,
+        )
+        yield Services(store=store, engine=engine, gateway=gateway, runner=runner)
+
+
+def make_gateway(config: RunConfig, model_dir: Path, engine: RolloutEngine, store: Store) -> Gateway:
+    tokenizer = AutoTokenizer.from_pretrained(model_dir)
+    return Gateway(
+        engine=engine,
+        format=load_format(config.model.format, tokenizer),
+        tokenizer=tokenizer,
+        log=store,
+        model_name=config.name,
+        context_length=context_length(model_dir),
+    )
+
+
+def context_length(model_dir: Path) -> int:
+    """How many tokens the model was made for. Raises `UserError` when its config does not say."""
+    length = getattr(AutoConfig.from_pretrained(model_dir), "max_position_embeddings", None)
+    if not isinstance(length, int):
+        raise UserError(f"{model_dir}/config.json has no max_position_embeddings: the context length is unknown; add it there")
+    return length

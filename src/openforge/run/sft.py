@@ -1,0 +1,115 @@
+"""Cold start: supervised fine-tuning on chat transcripts with tool calls.
+
+Invariant: transcripts are rendered by the same format as the gateway's prompts, and exactly the assistant's replies, end-of-turn token
+included, are trained: what the model learns to write is what the gateway will let it write.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer
+
+from openforge.engines.training import TrainEngine, TrainSettings
+from openforge.gateway.dialects.chat import read_messages, read_tools
+from openforge.gateway.formats import Format, load_format
+from openforge.gateway.text import encode, own_tokenizer
+from openforge.gateway.turn import Message, Tool
+from openforge.rl import token_weights
+from openforge.trees import build
+from openforge.types import LineageKind, Settings, Trajectory, UserError
+
+Report = Callable[[dict[str, float], int, int], None]
+
+
+class SftSettings(Settings):
+    """The `sft` section of a run file: where the cold start's transcripts are, and how hard to learn them."""
+
+    data: Path
+    """JSONL; each line an object with `messages` and, optionally, `tools`, as in a Chat Completions request."""
+    epochs: int = 1
+    batch_size: int = 8
+    """Transcripts an optimizer step."""
+    learning_rate: float = 1e-5
+
+
+def fine_tune(
+    model_dir: Path, config: SftSettings, *, train: TrainSettings, format_name: str | None, seed: int, report: Report
+) -> TrainEngine:
+    """Fine-tune the model in `model_dir` and return the engine that holds it. `report` gets each step's metrics, its number and the total."""
+    tokenizer = AutoTokenizer.from_pretrained(model_dir)
+    rows = load_transcripts(config.data, load_format(format_name, tokenizer), own_tokenizer(tokenizer))
+    batches = list(_batches(rows, config, seed))
+    update = {"loss": "nll", "learning_rate": config.learning_rate, "steps": len(batches), "warmup_steps": 0, "decay": "linear"}
+    engine = TrainEngine(model_dir, train.model_copy(update=update))
+    for step, batch in enumerate(batches, 1):
+        tree = build(batch, {"": 1.0}, token_weights(batch, "token"))
+        report(engine.step([tree]), step, len(batches))
+    return engine
+
+
+def load_transcripts(path: Path, format: Format, tokenizer: Tokenizer) -> list[Trajectory]:
+    """Read, render and tokenise the transcripts of a JSONL file. A line that is not one raises `UserError` with its number."""
+    rows = []
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise UserError(f"sft.data: cannot read {path}: {error.strerror}") from None
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            body = msgspec.json.decode(line, type=dict)
+            rows.append(transcript(read_messages(body["messages"]), read_tools(body.get("tools") or []), format, tokenizer))
+        except (msgspec.MsgspecError, KeyError, TypeError, ValueError) as error:
+            raise UserError(f"{path}:{number}: not a chat transcript: {error!r}; expected an object with `messages` and `tools`") from None
+    if not rows:
+        raise UserError(f"sft.data: {path} holds no transcript")
+    return rows
+
+
+def transcript(messages: Sequence[Message], tools: Sequence[Tool], format: Format, tokenizer: Tokenizer) -> Trajectory:
+    """Render a finished conversation into one trajectory whose replies count as sampled (with log-probability 0, version 0)."""
+    ids: list[int] = []
+    sampled: list[bool] = []
+
+    def add(text: str, reply: bool) -> None:
+        new = encode(tokenizer, text)
+        ids.extend(new)
+        sampled.extend([reply] * len(new))
+
+    since = 0
+    for index, message in enumerate(messages):
+        if message.role != "assistant":
+            continue
+        context = list(messages[since:index])
+        add(format.continuation(context, list(tools), closed=True) if since else format.prompt(context, list(tools)), reply=False)
+        add(format.reply(message), reply=True)
+        since = index + 1
+    if not since:
+        raise ValueError("no assistant message to learn from")
+    mask = np.array(sampled, dtype=np.bool_)
+    return Trajectory(
+        rollout_id="",
+        kind=LineageKind.MAIN,
+        call_ids=[],
+        tokens=np.array(ids, dtype=np.int32),
+        sampled=mask,
+        trained=mask,
+        logprobs=np.zeros(len(ids), dtype=np.float32),
+        versions=np.where(mask, 0, -1).astype(np.int32),
+        masked={},
+    )
+
+
+def _batches(rows: Sequence[Trajectory], settings: SftSettings, seed: int) -> Iterator[list[Trajectory]]:
+    rng = random.Random(seed)
+    for _ in range(settings.epochs):
+        shuffled = rng.sample(rows, len(rows))
+        for start in range(0, len(rows), settings.batch_size):
+            yield shuffled[start : start + settings.batch_size]
