@@ -44,13 +44,16 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 def step_row(step: int, rng: random.Random) -> dict[str, Any]:
     reward = 1 / (1 + math.exp(-(step - 15) / 6)) + rng.uniform(-0.08, 0.08)
     masked = {"zero_variance": rng.randrange(60, 200), "no_reward": rng.randrange(20)}
+    share = 1 - sum(masked.values()) / 1200
     return {
-        "kind": "step", "step": step, "version": step, "reward_mean": min(1, max(0, reward)), "reward_std": 0.4, "groups": 4, "rollouts": 32,
-        "outcomes": {"finished": 30, "agent_error": 1, "truncated": 1}, "sampled_tokens": 1200, "trained_tokens": 1200 - sum(masked.values()),
-        "trained_share": 1 - sum(masked.values()) / 1200, "masked": masked, "staleness_mean": rng.random(), "staleness_max": rng.randrange(1, 3),
-        "entropy": 0.6 * math.exp(-step / 25) + 0.05, "logprob_gap": 3e-6 * (1 + rng.random()), "logprob_gap_max": 8e-5 * (1 + rng.random()),
-        "loss": rng.uniform(-0.1, 0.1), "grad_norm": 0.4 + rng.random() / 2, "learning_rate": 1e-5, "step_seconds": 6 + rng.random(),
-        "wait_seconds": 2 * rng.random(), "sample_tokens_per_second": 320 + 40 * rng.random(), "train_tokens_per_second": 900.0, "elapsed": step * 8.0,
+        "kind": "step", "step": step, "version": step, "reward_mean": min(1, max(0, reward)), "reward_std": 0.4, "groups": 4,
+        "rollouts": 32, "outcomes": {"finished": 30, "agent_error": 1, "truncated": 1},
+        "sampled_tokens": 1200, "trained_tokens": round(1200 * share), "trained_share": share, "masked": masked,
+        "staleness_mean": rng.random(), "staleness_max": rng.randrange(1, 3), "entropy": 0.6 * math.exp(-step / 25) + 0.05,
+        "logprob_gap": 3e-6 * (1 + rng.random()), "logprob_gap_max": 8e-5 * (1 + rng.random()),
+        "loss": rng.uniform(-0.1, 0.1), "grad_norm": 0.4 + rng.random() / 2, "learning_rate": 1e-5,
+        "step_seconds": 6 + rng.random(), "wait_seconds": 2 * rng.random(), "elapsed": step * 8.0,
+        "sample_tokens_per_second": 320 + 40 * rng.random(), "train_tokens_per_second": 900.0,
     }  # fmt: skip
 
 
@@ -59,10 +62,11 @@ def call(tokenizer: Any, rollout: str, index: int, prompt: str, reply: str, pare
     sampled = tokenizer.encode(reply, add_special_tokens=False)
     fields: dict[str, Any] = {
         "id": f"{rollout}-{index}", "rollout_id": rollout, "index": index, "parent_id": parent.id if parent else None,
-        "shared": len(parent.delta) + len(parent.sampled) if parent else 0, "delta": tokenizer.encode(prompt, add_special_tokens=False),
-        "sampled": sampled, "logprobs": [-rng.expovariate(1.5) for _ in sampled], "versions": [3 + (place > 8) for place in range(len(sampled))],
-        "finish": FinishReason.STOP, "sampling": Sampling(), "dialect": "chat", "request": {}, "response": {"role": "assistant", "content": reply},
-        "started_at": 10.0 + index, "ended_at": 10.4 + index,
+        "shared": len(parent.delta) + len(parent.sampled) if parent else 0,
+        "delta": tokenizer.encode(prompt, add_special_tokens=False), "sampled": sampled,
+        "logprobs": [-rng.expovariate(1.5) for _ in sampled], "versions": [3 + (place > 8) for place in range(len(sampled))],
+        "finish": FinishReason.STOP, "sampling": Sampling(), "dialect": "chat", "request": {},
+        "response": {"role": "assistant", "content": reply}, "started_at": 10.0 + index, "ended_at": 10.4 + index,
     }  # fmt: skip
     return Call(**(fields | changes))
 
@@ -72,18 +76,26 @@ async def record(run: RunDir, tokenizer: Any) -> None:
     rng = random.Random(0)
     with MetricsWriter(run) as metrics:
         for step in range(1, 26):
-            metrics.write({"kind": "sft", "step": 0, "sft_step": step, "loss": 2.4 * math.exp(-step / 8) + 0.2})
+            metrics.write({"kind": "sft", "step": step, "loss": 2.4 * math.exp(-step / 8) + 0.2})
         for label, a, b in (("before sft", 0.01, 0.0), ("before rl", 0.312, 0.27)):
-            metrics.write({"kind": "eval", "step": 0, "set": "a", "accuracy": a, "tasks": 128, "scored": 128, "label": label, "seconds": 20.0})
-            metrics.write({"kind": "eval", "step": 0, "set": "b", "accuracy": b, "tasks": 128, "scored": 127, "label": label, "seconds": 21.0})
+            metrics.write(
+                {"kind": "eval", "step": 0, "set": "a", "accuracy": a, "tasks": 128, "scored": 128, "label": label, "seconds": 20.0}
+            )
+            metrics.write(
+                {"kind": "eval", "step": 0, "set": "b", "accuracy": b, "tasks": 128, "scored": 127, "label": label, "seconds": 21.0}
+            )
         metrics.write({"kind": "phase", "step": 0, "phase": "cold start", "seconds": 41.0})
         for step in range(1, 41):
             metrics.write(step_row(step, rng))
             if step % 10 == 0:
                 accuracy = 0.31 + 0.014 * step
                 metrics.write({"kind": "eval", "step": step, "set": "a", "accuracy": accuracy, "tasks": 32, "label": "", "seconds": 6.0})
-        metrics.write({"kind": "eval", "step": 40, "set": "a", "accuracy": 0.906, "tasks": 128, "scored": 128, "label": "after", "seconds": 22.0})
-        metrics.write({"kind": "eval", "step": 40, "set": "b", "accuracy": 0.852, "tasks": 128, "scored": 128, "label": "after", "seconds": 22.0})
+        metrics.write(
+            {"kind": "eval", "step": 40, "set": "a", "accuracy": 0.906, "tasks": 128, "scored": 128, "label": "after", "seconds": 22.0}
+        )
+        metrics.write(
+            {"kind": "eval", "step": 40, "set": "b", "accuracy": 0.852, "tasks": 128, "scored": 128, "label": "after", "seconds": 22.0}
+        )
     with Store.open(run.database) as store:
         await store.put_tasks([Task(id="t7", instruction=f"Ann buys 12 apples at 34 each. What does she pay? {NASTY}")])
         for number in range(24):
@@ -99,7 +111,9 @@ async def record(run: RunDir, tokenizer: Any) -> None:
             for each in (first, second):
                 await store.append(each)
             if number == 20:
-                await store.append(call(tokenizer, id, 2, heard, "She pays 408.", second, fork=Fork.EDITED, shared=3, finish=FinishReason.LENGTH))
+                await store.append(
+                    call(tokenizer, id, 2, heard, "She pays 408.", second, fork=Fork.EDITED, shared=3, finish=FinishReason.LENGTH)
+                )
             outcome = Outcome.AGENT_ERROR if number == 5 else Outcome.FINISHED
             ended = {"outcome": outcome, "ended_at": 1002.0 + number, "detail": "the agent exited with code 1" if number == 5 else ""}
             reward = Reward(value=float(good)) if number != 5 else None
@@ -210,5 +224,9 @@ async def test_the_selection_shows_both_ends_and_every_odd_outcome(tmp_path: Pat
 
 
 def test_a_step_recorded_twice_counts_once() -> None:
-    rows = [{"kind": "step", "step": 1, "rollouts": 8}, {"kind": "step", "step": 1, "rollouts": 9}, {"kind": "step", "step": 2, "rollouts": 8}]
+    rows = [
+        {"kind": "step", "step": 1, "rollouts": 8},
+        {"kind": "step", "step": 1, "rollouts": 9},
+        {"kind": "step", "step": 2, "rollouts": 8},
+    ]
     assert summarise(rows).total("rollouts") == 17

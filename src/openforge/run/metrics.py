@@ -47,25 +47,28 @@ class MetricsWriter:
         return clean
 
     def rewind(self, step: int) -> int:
-        """Before a resume from the checkpoint after `step`: move the rows of later steps out. Returns how many there were."""
+        """Before a resume from the checkpoint after `step`: move the rows of later steps out. Returns how many there were.
+
+        Rows of kind `sft` stay: the cold start counts its own steps, and it was over before the first checkpoint.
+        """
         rows = read_metrics(self.path)
-        late = [row for row in rows if row["step"] > step]
+        late = [row["step"] > step and row["kind"] != "sft" for row in rows]
         self._purge_step = step + 1
-        if late:
+        if any(late):
             # Copy first, replace second: a crash in between leaves a row twice, never nowhere.
             with self.path.with_suffix(".superseded.jsonl").open("a", encoding="utf-8") as superseded:
-                superseded.writelines(json.dumps(row) + "\n" for row in late)
+                superseded.writelines(json.dumps(row) + "\n" for row, is_late in zip(rows, late, strict=True) if is_late)
                 superseded.flush()
                 os.fsync(superseded.fileno())
             kept = self.path.with_suffix(".tmp")
             with kept.open("w", encoding="utf-8") as file:
-                file.writelines(json.dumps(row) + "\n" for row in rows if row["step"] <= step)
+                file.writelines(json.dumps(row) + "\n" for row, is_late in zip(rows, late, strict=True) if not is_late)
                 file.flush()
                 os.fsync(file.fileno())
             self._file.close()
             kept.replace(self.path)
             self._file = self.path.open("a", encoding="utf-8")
-        return len(late)
+        return sum(late)
 
     def close(self) -> None:
         self._file.close()

@@ -87,6 +87,10 @@ def _steps(axes: Axes, label: str) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
+def _legend(axes: Axes) -> None:
+    axes.legend(loc="lower left", ncol=4, bbox_to_anchor=(-0.02, 1.0), borderaxespad=0.3, handlelength=1.6, columnspacing=1.4)
+
+
 def _line(axes: Axes, summary: Summary, key: str, colour: str, label: str | None = None) -> None:
     steps, values = _series(summary.steps, key)
     axes.plot(steps, values, color=colour, label=label, marker="o" if len(steps) < 3 else None, markersize=4)
@@ -99,7 +103,7 @@ def _reward(axes: Axes, summary: Summary) -> None:
     padded = np.pad(np.array(means), (width, width), mode="edge")
     smooth = np.convolve(padded, np.ones(2 * width + 1) / (2 * width + 1), mode="valid")
     axes.plot(steps, smooth, color=BLUE, linewidth=2.4, label=f"mean over {2 * width + 1} steps")
-    axes.legend(loc="best")
+    _legend(axes)
     _steps(axes, "mean reward of a step's rollouts")
 
 
@@ -122,7 +126,7 @@ def _held_out(axes: Axes, summary: Summary) -> None:
     axes.set_ylim(0, 1.12)
     axes.set_yticks(np.linspace(0, 1, 6))
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-    axes.legend(loc="upper center", ncol=3, bbox_to_anchor=(0.5, 1.14))
+    _legend(axes)
 
 
 def _evaluations(axes: Axes, summary: Summary) -> None:
@@ -130,7 +134,7 @@ def _evaluations(axes: Axes, summary: Summary) -> None:
         rows = [row for row in summary.evaluations if row["set"] == name and row.get("label") != "before sft"]
         steps, values = _series(sorted(rows, key=lambda row: row["step"]), "accuracy")
         axes.plot(steps, values, color=colour, marker="o", markersize=4, label=f"held-out {name}")
-    axes.legend(loc="best")
+    _legend(axes)
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     _steps(axes, "accuracy")
 
@@ -144,10 +148,9 @@ def _entropy(axes: Axes, summary: Summary) -> None:
 def _gap(axes: Axes, summary: Summary) -> None:
     _line(axes, summary, "logprob_gap_max", ORANGE, "largest of a step")
     _line(axes, summary, "logprob_gap", BLUE, "mean of a step")
-    axes.axhline(1e-4, color=RED, linewidth=1, linestyle=(0, (4, 3)), label="bar for the mean in fp32: 1e-4")
-    axes.set_yscale("symlog", linthresh=1e-8)
-    axes.set_ylim(bottom=0)
-    axes.legend(loc="best")
+    axes.axhline(1e-4, color=RED, linewidth=1, linestyle=(0, (4, 3)), label="bar for the mean in fp32")
+    axes.set_yscale("log", nonpositive="clip")
+    _legend(axes)
     _steps(axes, "|Δ log-probability| (nats)")
 
 
@@ -155,7 +158,7 @@ def _staleness(axes: Axes, summary: Summary) -> None:
     _line(axes, summary, "staleness_max", ORANGE, "oldest token")
     _line(axes, summary, "staleness_mean", BLUE, "mean")
     axes.set_ylim(bottom=0)
-    axes.legend(loc="best")
+    _legend(axes)
     _steps(axes, "weight versions behind")
 
 
@@ -164,7 +167,7 @@ def _speed(axes: Axes, summary: Summary) -> None:
     _line(axes, summary, "train_tokens_per_second", GREEN, "trained")
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    axes.legend(loc="best")
+    _legend(axes)
     _steps(axes, "tokens a second")
 
 
@@ -176,12 +179,12 @@ def _share(axes: Axes, summary: Summary) -> None:
     parts |= {reason: [(row.get("masked") or {}).get(reason, 0) / row["sampled_tokens"] for row in rows] for reason in reasons}
     bottom = np.zeros(len(rows))
     for (name, shares), colour in zip(parts.items(), (BLUE, *REASONS), strict=False):
-        axes.bar(steps, shares, 1.0, bottom=bottom, color=colour, label=name.replace("_", " "), linewidth=0)
+        axes.bar(steps, shares, 1.0, bottom=bottom, color=colour, edgecolor=colour, label=name.replace("_", " "), linewidth=0.3)
         bottom += np.array(shares)
     axes.set_ylim(0, 1)
     axes.grid(axis="x", visible=False)
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
-    axes.legend(loc="lower center", ncol=4, bbox_to_anchor=(0.5, 1.0))
+    _legend(axes)
     _steps(axes, "share of sampled tokens")
 
 
@@ -200,13 +203,12 @@ def _time(axes: Axes, summary: Summary) -> None:
         linewidth=0,
     )
     axes.grid(axis="x", visible=False)
-    axes.legend(loc="best")
+    _legend(axes)
     _steps(axes, "seconds")
 
 
 def _loss(axes: Axes, summary: Summary) -> None:
-    _line(axes, summary, "loss", BLUE, "loss")
-    axes.legend(loc="upper left")
+    _line(axes, summary, "loss", BLUE)
     _steps(axes, "loss")
     axes.yaxis.label.set_color(BLUE)
     if any(row.get("grad_norm") is not None for row in summary.steps):
@@ -220,8 +222,7 @@ def _loss(axes: Axes, summary: Summary) -> None:
 
 
 def _cold_start(axes: Axes, summary: Summary) -> None:
-    steps, values = _series(summary.sft, "loss")
-    axes.plot(steps, values, color=BLUE)
+    axes.plot(*_series(summary.sft, "loss"), color=BLUE)
     axes.set_ylim(bottom=0)
     _steps(axes, "loss (nats a token)")
 

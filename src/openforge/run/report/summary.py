@@ -24,6 +24,7 @@ class Summary:
     evaluations: list[Row]
     """One a (set, label, step), in the order they were made."""
     sft: list[Row]
+    """One a step of the cold start, whose steps count on their own."""
     phases: list[tuple[str, float]]
     """What took how many seconds; training first."""
 
@@ -34,6 +35,11 @@ class Summary:
     def accuracies(self, name: str) -> dict[str, float | None]:
         """Of one held-out set: label → accuracy, for the labelled evaluations."""
         return {row["label"]: row["accuracy"] for row in self.evaluations if row["set"] == name and row.get("label") in STAGES}
+
+    def table(self, name: str) -> list[Row]:
+        """The evaluations of a set that compare stages; without any, all of them."""
+        rows = [row for row in self.evaluations if row["set"] == name]
+        return [row for row in rows if row.get("label") in STAGES] or rows
 
     def total(self, key: str) -> float:
         return sum(row.get(key) or 0 for row in self.steps)
@@ -52,7 +58,7 @@ def summarise(rows: Sequence[Row]) -> Summary:
     return Summary(
         steps=[steps[step] for step in sorted(steps)],
         evaluations=list(evaluations.values()),
-        sft=[row for row in rows if row["kind"] == "sft"],
+        sft=list({row["step"]: row for row in rows if row["kind"] == "sft"}.values()),
         phases=_phases(rows),
     )
 

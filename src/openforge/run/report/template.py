@@ -17,7 +17,7 @@ h2 { font-size: 19px; margin: 48px 0 14px; letter-spacing: -.01em; }
 .tile b { display: block; font-size: 25px; line-height: 1.2; font-weight: 650; letter-spacing: -.02em; font-variant-numeric: tabular-nums; }
 .tile span { display: block; margin-top: 3px; }
 .tile small { color: var(--soft); }
-.pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(360px, 1fr)); gap: 14px; align-items: start; }
+.pair { display: grid; grid-template-columns: repeat(auto-fill, minmax(500px, 1fr)); gap: 14px; align-items: start; }
 .pair .card { padding: 16px 20px 12px; }
 h3 { font-size: 15px; margin: 0 0 8px; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
@@ -103,7 +103,7 @@ with {{ config.train.loss }}, groups of {{ config.rollout.group_size }}, seed {{
 <tr><th>set</th><th>model</th><th class="n">tasks</th><th class="n">accuracy</th><th class="n">gain</th></tr>
 {% for name in summary.sets %}
 {% set known = namespace(before=none) %}
-{% for row in summary.evaluations if row.set == name %}
+{% for row in summary.table(name) %}
 <tr>
 <td>{{ name }}</td>
 <td>{{ stages.get(row.label) or row.label or ("step " ~ row.step) }}</td>
@@ -116,7 +116,7 @@ with {{ config.train.loss }}, groups of {{ config.rollout.group_size }}, seed {{
 {% endfor %}
 {% endfor %}
 </table>
-<p class="legend" style="margin: 8px 0 4px">Gain is in percentage points over the stage before: cold start (SFT), then RL.</p>
+<p class="legend" style="margin: 8px 0 4px">Gain: percentage points over the row before it.</p>
 </div>
 {% endif %}
 {% if summary.phases %}
