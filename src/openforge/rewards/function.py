@@ -30,6 +30,8 @@ class FunctionReward:
                     value = await self._function(task, result)
                 else:
                     value = await _in_thread(self._function, task, result)
+                    if inspect.isawaitable(value):  # an object with an async __call__, a partial
+                        value = await value
         except (Exception, SystemExit) as error:
             if bound.expired():
                 raise RewardFailed(f"{self._name} took longer than {self._timeout:g} s") from error

@@ -29,12 +29,15 @@ def as_reward(value: Any) -> Reward:
 
 
 def _finite(value: Any) -> float:
-    # numpy's bool is no Real, its numbers are; a one-element tensor has item().
-    number = value.item() if hasattr(value, "item") and getattr(value, "size", 1) in (1, ()) else value
+    number = value.item() if getattr(value, "ndim", None) == 0 else value  # scalars of numpy and torch
     if not isinstance(number, Real):
         raise RewardFailed(f"a reward is a number, not {_short(value)}")
-    if not math.isfinite(number):
-        raise RewardFailed(f"a reward is finite, not {float(number)}")
+    try:
+        finite = math.isfinite(number)
+    except OverflowError:  # an integer beyond the floats
+        finite = False
+    if not finite:
+        raise RewardFailed(f"a reward is finite, not {_short(value)}")
     return float(number)
 
 
