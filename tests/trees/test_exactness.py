@@ -1,0 +1,69 @@
+"""Tree training equals training on separate sequences: gradients in float64."""
+
+from __future__ import annotations
+
+import torch
+from forest_cases import Forest, forests, trajectory
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import PreTrainedModel
+
+from openforge.trees.attention import BACKEND
+from openforge.trees.build import build
+from openforge.trees.forward import forward
+from openforge.trees.pack import pack
+from openforge.types import TokenTree
+
+Gradients = dict[str, torch.Tensor]
+
+
+def gradients(model: PreTrainedModel, loss: torch.Tensor) -> Gradients:
+    model.zero_grad()
+    loss.backward()
+    return {name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
+
+
+def tree_loss(model: PreTrainedModel, tree: TokenTree) -> torch.Tensor:
+    model.set_attn_implementation(BACKEND)
+    logits = model.lm_head(forward(model, tree))
+    logprobs = logits.log_softmax(-1)[torch.from_numpy(tree.at).long(), torch.from_numpy(tree.targets).long()]
+    return (logprobs * torch.from_numpy(tree.advantages).double() * torch.from_numpy(tree.weights).double()).sum()
+
+
+def row_loss(model: PreTrainedModel, forest: Forest) -> torch.Tensor:
+    model.set_attn_implementation("sdpa")
+    total = torch.zeros((), dtype=torch.float64)
+    for item, weight in zip(forest.trajectories, forest.weights, strict=True):
+        ids = torch.from_numpy(item.tokens).long()
+        logprobs = model(input_ids=ids[None]).logits[0].log_softmax(-1)
+        chosen = logprobs[torch.arange(len(ids) - 1), ids[1:]]
+        factor = torch.from_numpy(weight[1:] * item.trained[1:]).double() * forest.advantages[item.rollout_id]
+        total = total + (chosen * factor).sum()
+    return total
+
+
+def assert_close(actual: Gradients, expected: Gradients) -> None:
+    scale = max(float(g.abs().max()) for g in expected.values())
+    for name, gradient in expected.items():
+        assert float((actual[name] - gradient).abs().max()) <= 1e-9 * max(scale, 1e-12), name
+
+
+@given(forest=forests(), budget=st.integers(1, 40))
+def test_gradients_of_trees_equal_those_of_separate_sequences(model64: PreTrainedModel, forest: Forest, budget: int) -> None:
+    expected = gradients(model64, row_loss(model64, forest))
+    tree = build(forest.trajectories, forest.advantages, forest.weights)
+    if not len(tree.targets):
+        return
+    assert_close(gradients(model64, tree_loss(model64, tree)), expected)
+    parts = [gradients(model64, tree_loss(model64, part)) for part in pack([tree], budget)]
+    assert_close({name: torch.stack([part[name] for part in parts]).sum(0) for name in expected}, expected)
+
+
+def test_the_token_after_a_branch_is_trained(model64: PreTrainedModel) -> None:
+    items = [trajectory(f"r{i}", [1, 2, 3, i], [False, False, False, True]) for i in range(4)]
+    tree = build(items, {f"r{i}": 1.0 for i in range(4)}, [item.trained.astype("float32") for item in items])
+    assert tree.tokens.tolist() == [1, 2, 3]
+    assert tree.at.tolist() == [2, 2, 2, 2]
+    assert tree.targets.tolist() == [0, 1, 2, 3]
+    forest = Forest(items, {f"r{i}": 1.0 for i in range(4)}, [item.trained.astype("float32") for item in items])
+    assert_close(gradients(model64, tree_loss(model64, tree)), gradients(model64, row_loss(model64, forest)))
