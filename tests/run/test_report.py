@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import random
 import re
@@ -132,6 +133,13 @@ async def make_run(folder: Path, tokenizer: Any) -> RunDir:
     return run
 
 
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    run = asyncio.run(make_run(tmp_path_factory.mktemp("runs") / "run", byte_tokenizer()))
+    assert write_report(run.path) == run.report
+    return run
+
+
 class Page(HTMLParser):
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -147,14 +155,13 @@ class Page(HTMLParser):
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
+        self.words += " " if tag in ("td", "th") else ""
 
     def handle_data(self, data: str) -> None:
         self.words += data
 
 
-async def test_a_whole_run_becomes_one_page_that_needs_nothing_else(tmp_path: Path) -> None:
-    run = await make_run(tmp_path / "run", byte_tokenizer())
-    assert write_report(run.path) == run.report
+def test_a_whole_run_becomes_one_page_that_needs_nothing_else(run: RunDir) -> None:
     page = Page(run.report.read_text())
     assert page.open == []
     sources = [value for _, attributes in page.tags for name, value in attributes.items() if name in ("src", "href")]
@@ -170,9 +177,8 @@ async def test_a_whole_run_becomes_one_page_that_needs_nothing_else(tmp_path: Pa
     assert "127 of 128" in words
 
 
-async def test_recorded_text_is_never_markup(tmp_path: Path) -> None:
-    run = await make_run(tmp_path / "run", byte_tokenizer())
-    page = Page(write_report(run.path).read_text())
+def test_recorded_text_is_never_markup(run: RunDir) -> None:
+    page = Page(run.report.read_text())
     assert not [tag for tag, _ in page.tags if tag == "script"]
     assert NASTY in page.words  # in the task
     assert len(re.findall("alert", page.words)) > 1  # and in what was sampled
@@ -189,9 +195,8 @@ def test_a_folder_that_is_no_run_is_the_users_mistake(tmp_path: Path) -> None:
         write_report(tmp_path)
 
 
-async def test_sampled_tokens_are_shown_exactly_once_in_order(tmp_path: Path) -> None:
+def test_sampled_tokens_are_shown_exactly_once_in_order(run: RunDir) -> None:
     tokenizer = byte_tokenizer()
-    run = await make_run(tmp_path / "run", tokenizer)
     with Store.open(run.database) as store:
         rollout = store.rollout("r20")
         assert rollout
@@ -204,8 +209,7 @@ async def test_sampled_tokens_are_shown_exactly_once_in_order(tmp_path: Path) ->
     assert [each.parent for each in shown.calls] == [None, 0, 1]
 
 
-async def test_without_the_tokenizer_the_ids_are_shown(tmp_path: Path) -> None:
-    run = await make_run(tmp_path / "run", byte_tokenizer())
+def test_without_the_tokenizer_the_ids_are_shown(run: RunDir) -> None:
     with Store.open(run.database) as store:
         rollout = store.rollout("r1")
         assert rollout
@@ -213,8 +217,7 @@ async def test_without_the_tokenizer_the_ids_are_shown(tmp_path: Path) -> None:
         assert "".join(span.text for span in spans) == NumberDecoder().decode(store.calls("r1")[0].sampled)
 
 
-async def test_the_selection_shows_both_ends_and_every_odd_outcome(tmp_path: Path) -> None:
-    run = await make_run(tmp_path / "run", byte_tokenizer())
+def test_the_selection_shows_both_ends_and_every_odd_outcome(run: RunDir) -> None:
     with Store.open(run.database) as store:
         chosen = dict(select(store.rollouts()))
     assert chosen["early, lowest reward"].id == "r0"
