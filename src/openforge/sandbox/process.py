@@ -47,11 +47,10 @@ class ProcessSandbox:
         be used, or the command could not be killed. Cancelling the awaiting task kills all processes before the cancellation goes on.
         """
         request = frame((list(argv), str(cwd), dict(env), timeout, None if log_dir is None else str(log_dir)))
-        ours, theirs = socket.socketpair()
-        with theirs:
-            kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
-            # Without preexec_fn this is vfork and exec: it costs the same however much memory this process holds.
-            process = subprocess.Popen(_START, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, env=kept, start_new_session=True)  # noqa: ASYNC220
+        try:
+            process, ours = _start()
+        except OSError as error:
+            raise SandboxError(f"cannot start a supervisor process: {error}") from error
         reader, writer = await asyncio.open_connection(sock=ours)
         writer.write(request)
         answer = asyncio.create_task(_converse(process, reader, writer, timeout))
@@ -69,6 +68,19 @@ class ProcessSandbox:
         for writer in self._running.values():
             writer.write_eof()
         await asyncio.gather(*self._running, return_exceptions=True)
+
+
+def _start() -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """A supervisor and our end of its control socket."""
+    kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
+    ours, theirs = socket.socketpair()
+    with theirs:
+        try:
+            # Without preexec_fn this is vfork and exec: it costs the same however much memory this process holds.
+            return subprocess.Popen(_START, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, env=kept, start_new_session=True), ours
+        except BaseException:
+            ours.close()
+            raise
 
 
 async def _converse(
