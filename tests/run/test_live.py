@@ -23,7 +23,7 @@ def screen(*, terminal: bool) -> str:
         view.phase("evaluating before rl")
         view.update(EVAL)
         view.update({**ROW, "step": 11, "reward_mean": 0.2})
-        view.update(ROW, {"agents in flight": 16})
+        view.update(ROW, {"running": (3, 4), "finished": (2,), "policy": "windowed"})
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -32,7 +32,7 @@ def test_a_terminal_shows_everything_at_a_glance() -> None:
     last = screen(terminal=True)
     for words in (
         "shop", "step 12/40", "0.438", "▁█", "0.31", "3.1e-06", "0.6 mean, 2 max", "412 tokens/s", "1,234 tokens/s", "90.0%",
-        "16 agents in flight", "finished 60", "timeout 4", "31.2% (before rl)", "1:35 elapsed", "left",
+        "2 groups run, 1 wait for the trainer", "finished 60", "timeout 4", "31.2% (before rl)", "1:35 elapsed", "left",
     ):  # fmt: skip
         assert words in last, words
 
@@ -51,7 +51,7 @@ def test_what_is_not_known_yet_is_a_dash() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
     with LiveView(total_steps=40, title="shop", console=console) as view:
         view.update({"kind": "step", "step": 1, "reward_mean": None, "outcomes": {}})
-        view.update({}, {"in_flight": 3})
+        view.update({}, {"running": ()})
         view.update({"kind": "eval", "step": 1, "set": "a", "accuracy": None, "tasks": 3, "label": ""})
     assert isinstance(console.file, io.StringIO)
     assert "–" in console.file.getvalue()

@@ -53,7 +53,7 @@ def step_row(step: int, rng: random.Random) -> dict[str, Any]:
         "staleness_mean": rng.random(), "staleness_max": rng.randrange(1, 3), "entropy": 0.6 * math.exp(-step / 25) + 0.05,
         "logprob_gap": 3e-6 * (1 + rng.random()), "logprob_gap_max": 8e-5 * (1 + rng.random()),
         "loss": rng.uniform(-0.1, 0.1), "grad_norm": 0.4 + rng.random() / 2, "learning_rate": 1e-5,
-        "step_seconds": 6 + rng.random(), "wait_seconds": 2 * rng.random(), "elapsed": step * 8.0,
+        "train_seconds": 6 + rng.random(), "wait_seconds": 2 * rng.random(), "elapsed": step * 8.0,
         "sample_tokens_per_second": 320 + 40 * rng.random(), "train_tokens_per_second": 900.0,
     }  # fmt: skip
 
@@ -77,25 +77,26 @@ async def record(run: RunDir, tokenizer: Any) -> None:
     rng = random.Random(0)
     with MetricsWriter(run) as metrics:
         for step in range(1, 26):
-            metrics.write({"kind": "sft", "step": step, "loss": 2.4 * math.exp(-step / 8) + 0.2})
-        for label, a, b in (("before sft", 0.01, 0.0), ("before rl", 0.312, 0.27)):
+            metrics.write({"kind": "sft", "step": 0, "sft_step": step, "elapsed": 1.64 * step, "loss": 2.4 * math.exp(-step / 8) + 0.2})
+        for label, a, b in (("base model", 0.01, 0.0), ("before rl", 0.312, 0.27)):
             metrics.write(
                 {"kind": "eval", "step": 0, "set": "a", "accuracy": a, "tasks": 128, "scored": 128, "label": label, "seconds": 20.0}
             )
             metrics.write(
                 {"kind": "eval", "step": 0, "set": "b", "accuracy": b, "tasks": 128, "scored": 127, "label": label, "seconds": 21.0}
             )
-        metrics.write({"kind": "phase", "step": 0, "phase": "cold start", "seconds": 41.0})
         for step in range(1, 41):
             metrics.write(step_row(step, rng))
             if step % 10 == 0:
                 accuracy = 0.31 + 0.014 * step
-                metrics.write({"kind": "eval", "step": step, "set": "a", "accuracy": accuracy, "tasks": 32, "label": "", "seconds": 6.0})
+                metrics.write(
+                    {"kind": "eval", "step": step, "set": "a", "accuracy": accuracy, "tasks": 32, "label": f"step {step}", "seconds": 6.0}
+                )
         metrics.write(
-            {"kind": "eval", "step": 40, "set": "a", "accuracy": 0.906, "tasks": 128, "scored": 128, "label": "after", "seconds": 22.0}
+            {"kind": "eval", "step": 40, "set": "a", "accuracy": 0.906, "tasks": 128, "scored": 128, "label": "after rl", "seconds": 22.0}
         )
         metrics.write(
-            {"kind": "eval", "step": 40, "set": "b", "accuracy": 0.852, "tasks": 128, "scored": 128, "label": "after", "seconds": 22.0}
+            {"kind": "eval", "step": 40, "set": "b", "accuracy": 0.852, "tasks": 128, "scored": 128, "label": "after rl", "seconds": 22.0}
         )
     with Store.open(run.database) as store:
         await store.put_tasks([Task(id="t7", instruction=f"Ann buys 12 apples at 34 each. What does she pay? {NASTY}")])

@@ -86,8 +86,8 @@ class EvalSettings(Settings):
     """Evaluate after every so many optimizer steps; 0 is before and after training only."""
     limit: int | None = Field(default=None, ge=1)
     """The first so many tasks of each held-out set; all by default."""
-    sampling: CheckedSampling = Sampling(temperature=0.0)
-    """Greedy by default."""
+    sampling: CheckedSampling | None = None
+    """By default the rollouts' own, but greedy."""
 
 
 class GatewaySettings(Settings):

@@ -5,8 +5,10 @@ Invariant: it only shows what it is given. It keeps nothing that the metrics do 
 
 from __future__ import annotations
 
+import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
@@ -17,9 +19,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from openforge.pool import ScheduleSnapshot
-
 BLOCKS = "▁▂▃▄▅▆▇█"
+_PROGRESS = re.compile(r"\d+/\d+.*")
 
 
 class LiveView:
@@ -32,8 +33,9 @@ class LiveView:
         self._snapshot: dict[str, Any] = {}
         self._evals: dict[str, list[tuple[str, float | None]]] = {}
         self._rewards: list[float] = []
-        self._outcomes: dict[str, int] = {}
+        self._outcomes: Counter[str] = Counter()
         self._phase = "starting"
+        self._said = 0.0
         self._steps: list[tuple[float, int]] = []
         self._live = Live(get_renderable=self._render, console=self.console, refresh_per_second=2, transient=False) if self._fancy else None
 
@@ -51,16 +53,19 @@ class LiveView:
             self._live.stop()
 
     def phase(self, text: str) -> None:
-        """Say what the run is doing now: `evaluating before`, `fine-tuning 12/40` …"""
-        if text != self._phase and not self._live and text:
+        """Say what the run is doing now: `training`, `fine-tuning 12/40` …; a log gets its progress every half minute only."""
+        words, now = _PROGRESS.sub("", text), time.monotonic()
+        if not self._live and (words != _PROGRESS.sub("", self._phase) or now - self._said > 30):
             self.console.print(text, highlight=False)
+            self._said = now
         self._phase = text
 
-    def update(self, row: Mapping[str, Any], snapshot: ScheduleSnapshot | Mapping[str, Any] | None = None) -> None:
-        """Show a metrics row (empty: only the snapshot is new). `snapshot` is the scheduler's, or any counts worth seeing now."""
-        if isinstance(snapshot, ScheduleSnapshot):
-            snapshot = {"groups running": len(snapshot.running), "waiting for the trainer": len(snapshot.finished)}
-        self._snapshot |= snapshot or {}
+    def update(self, row: Mapping[str, Any], snapshot: Mapping[str, Any] | None = None) -> None:
+        """Show a metrics row (empty: only the snapshot is new). `snapshot` has the keys of the scheduler's snapshot.
+
+        What is shown is replaced, never changed: another thread may be drawing it.
+        """
+        self._snapshot = {**self._snapshot, **(snapshot or {})}
         kind = row.get("kind")
         if kind == "step":
             self._row = dict(row)
@@ -68,10 +73,10 @@ class LiveView:
             self._steps.append((time.monotonic(), row["step"]))
             if row.get("reward_mean") is not None:
                 self._rewards.append(row["reward_mean"])
-            for name, count in row.get("outcomes", {}).items():
-                self._outcomes[name] = self._outcomes.get(name, 0) + count
+            self._outcomes = Counter(self._outcomes) + Counter(row.get("outcomes") or {})
         elif kind == "eval":
-            self._evals.setdefault(row["set"], []).append((row.get("label") or f"step {row['step']}", row["accuracy"]))
+            points = [*self._evals.get(row["set"], ()), (row.get("label") or f"step {row['step']}", row["accuracy"])]
+            self._evals = {**self._evals, row["set"]: points}
         if kind in ("step", "eval") and not self._live:
             self.console.print(
                 step_line(row, self._total, self._eta()) if kind == "step" else eval_line(row), highlight=False, soft_wrap=True
@@ -95,7 +100,7 @@ class LiveView:
         left = "" if eta is None or step >= self._total else f"{duration(eta)} left"
         head.add_row(
             Text(f"step {step}/{self._total}", style="bold"),
-            ProgressBar(total=self._total, completed=step),
+            ProgressBar(total=max(1, self._total), completed=step),
             Text(f"{duration(row.get('elapsed', 0))} elapsed  {left}"),
         )
         body = Table.grid(expand=True, padding=(0, 3))
@@ -112,7 +117,7 @@ class LiveView:
                 ("sampled", f"{number(row.get('sample_tokens_per_second'))} tokens/s"),
                 ("trained", f"{number(row.get('train_tokens_per_second'))} tokens/s"),
                 ("share trained", percent(row.get("trained_share"))),
-                ("in flight", "  ".join(f"{value} {key.replace('_', ' ')}" for key, value in self._snapshot.items()) or "–"),
+                ("in flight", _in_flight(self._snapshot)),
             ),
         )
         wide = [("rollouts", _counts(self._outcomes))]
@@ -179,6 +184,11 @@ def _pairs(*pairs: tuple[str, RenderableType]) -> Table:
     for name, value in pairs:
         table.add_row(name, value)
     return table
+
+
+def _in_flight(snapshot: Mapping[str, Any]) -> str:
+    known = {"running": "groups run", "finished": "wait for the trainer"}
+    return ", ".join(f"{len(snapshot[key])} {words}" for key, words in known.items() if key in snapshot) or "–"
 
 
 def _counts(outcomes: Mapping[str, int]) -> Text:

@@ -39,20 +39,17 @@ class MetricsWriter:
         clean: Row = _plain({"kind": "step", "time": time.time(), **row})
         self._file.write(json.dumps(clean, allow_nan=False) + "\n")
         self._file.flush()
-        board = self._tensorboard()
+        board, step = self._tensorboard(), clean.get("sft_step", clean["step"])
         prefix = "/".join(str(clean[key]) for key in ("kind", "set") if clean.get(key))
         for name, value in _scalars(clean):
-            board.add_scalar(f"{prefix}/{name}", value, clean["step"], walltime=clean["time"])
+            board.add_scalar(f"{prefix}/{name}", value, step, walltime=clean["time"])
         board.flush()
         return clean
 
     def rewind(self, step: int) -> int:
-        """Before a resume from the checkpoint after `step`: move the rows of later steps out. Returns how many there were.
-
-        Rows of kind `sft` stay: the cold start counts its own steps, and it was over before the first checkpoint.
-        """
+        """Before a resume from the checkpoint after `step`: move the rows of later steps out. Returns how many there were."""
         rows = read_metrics(self.path)
-        late = [row["step"] > step and row["kind"] != "sft" for row in rows]
+        late = [row["step"] > step for row in rows]
         self._purge_step = step + 1
         if any(late):
             # Copy first, replace second: a crash in between leaves a row twice, never nowhere.
@@ -127,5 +124,5 @@ def _scalars(row: Row, prefix: str = "") -> Iterator[tuple[str, float]]:
     for key, value in row.items():
         if isinstance(value, dict):
             yield from _scalars(value, f"{prefix}{key}/")
-        elif isinstance(value, int | float) and not (prefix == "" and key in ("step", "time")):
+        elif isinstance(value, int | float) and not (prefix == "" and key in ("step", "sft_step", "time")):
             yield prefix + key, float(value)

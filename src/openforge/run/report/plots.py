@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -22,7 +23,7 @@ from openforge.run.report.summary import STAGES, Summary
 
 BLUE, GREEN, ORANGE, RED, GREY = "#2563eb", "#059669", "#d97706", "#dc2626", "#64748b"
 REASONS = ("#cbd5e1", "#fbbf24", "#f87171", "#a78bfa", "#38bdf8", "#fb923c", "#94a3b8", "#4ade80", "#f472b6")
-STYLE = {
+STYLE: Any = {
     "font.family": "sans-serif",
     "font.size": 9,
     "axes.spines.top": False,
@@ -75,9 +76,9 @@ def _axes(path: Path) -> Iterator[Axes]:
         figure.savefig(path, dpi=180)
 
 
-def _series(rows: Sequence[Row], key: str) -> tuple[list[int], list[float]]:
+def _series(rows: Sequence[Row], key: str, step: str = "step") -> tuple[list[int], list[float]]:
     """The steps at which `key` was recorded, and its values there."""
-    known = [(row["step"], row[key]) for row in rows if row.get(key) is not None]
+    known = [(row[step], row[key]) for row in rows if row.get(key) is not None]
     return [step for step, _ in known], [value for _, value in known]
 
 
@@ -131,7 +132,7 @@ def _held_out(axes: Axes, summary: Summary) -> None:
 
 def _evaluations(axes: Axes, summary: Summary) -> None:
     for name, colour in zip(summary.sets, (BLUE, GREEN, ORANGE, RED, GREY) * 9, strict=False):
-        rows = [row for row in summary.evaluations if row["set"] == name and row.get("label") != "before sft"]
+        rows = [row for row in summary.evaluations if row["set"] == name and row.get("label") != "base model"]
         steps, values = _series(sorted(rows, key=lambda row: row["step"]), "accuracy")
         axes.plot(steps, values, color=colour, marker="o", markersize=4, label=f"held-out {name}")
     _legend(axes)
@@ -189,9 +190,9 @@ def _share(axes: Axes, summary: Summary) -> None:
 
 
 def _time(axes: Axes, summary: Summary) -> None:
-    rows = [row for row in summary.steps if row.get("step_seconds") is not None]
+    rows = [row for row in summary.steps if row.get("train_seconds") is not None]
     steps = [row["step"] for row in rows]
-    training = [row["step_seconds"] for row in rows]
+    training = [row["train_seconds"] for row in rows]
     axes.bar(steps, training, 1.0, color=BLUE, label="optimizer step", linewidth=0)
     axes.bar(
         steps,
@@ -222,9 +223,10 @@ def _loss(axes: Axes, summary: Summary) -> None:
 
 
 def _cold_start(axes: Axes, summary: Summary) -> None:
-    axes.plot(*_series(summary.sft, "loss"), color=BLUE)
+    axes.plot(*_series(summary.sft, "loss", "sft_step"), color=BLUE)
     axes.set_ylim(bottom=0)
     _steps(axes, "loss (nats a token)")
+    axes.set_xlabel("step of the cold start")
 
 
 def _of_steps(*keys: str) -> Needs:
@@ -273,7 +275,7 @@ FIGURES: dict[str, tuple[str, str, Needs, Callable[[Axes, Summary], None]]] = {
     "time": (
         "Time a step",
         "Rollouts go on while the trainer trains; waiting is what that did not hide.",
-        _of_steps("step_seconds"),
+        _of_steps("train_seconds"),
         _time,
     ),
     "loss": (

@@ -13,7 +13,7 @@ from typing import Any
 
 from openforge.run.metrics import Row
 
-STAGES = {"before sft": "base model", "before rl": "before RL", "after": "after RL"}
+STAGES = {"base model": "base model", "before rl": "before RL", "after rl": "after RL"}
 """Labels of evaluations, and what the report calls the model then."""
 
 
@@ -24,9 +24,9 @@ class Summary:
     evaluations: list[Row]
     """One a (set, label, step), in the order they were made."""
     sft: list[Row]
-    """One a step of the cold start, whose steps count on their own."""
+    """One a step of the cold start (`sft_step`); its `step` is 0, for it comes before RL."""
     phases: list[tuple[str, float]]
-    """What took how many seconds; training first."""
+    """What took how many seconds."""
 
     @property
     def sets(self) -> list[str]:
@@ -58,25 +58,24 @@ def summarise(rows: Sequence[Row]) -> Summary:
     return Summary(
         steps=[steps[step] for step in sorted(steps)],
         evaluations=list(evaluations.values()),
-        sft=list({row["step"]: row for row in rows if row["kind"] == "sft"}.values()),
+        sft=list({row["sft_step"]: row for row in rows if row["kind"] == "sft"}.values()),
         phases=_phases(rows),
     )
 
 
 def _phases(rows: Sequence[Row]) -> list[tuple[str, float]]:
-    """Rows of kind `phase` and evaluations say their own `seconds`; a step says how long it trained and how long it waited for rollouts."""
-    seconds: dict[str, float] = {}
+    """An evaluation says its `seconds`, the cold start how long it has run, a step how long it trained and waited for rollouts."""
+    cold_start = max((row.get("elapsed") or 0.0 for row in rows if row["kind"] == "sft"), default=0.0)
+    seconds = {"cold start": cold_start} if cold_start else {}
 
     def add(name: str, value: Any) -> None:
         if value:
             seconds[name] = seconds.get(name, 0.0) + value
 
     for row in rows:
-        if row["kind"] == "phase":
-            add(row["phase"], row.get("seconds"))
-        elif row["kind"] == "eval":
+        if row["kind"] == "eval":
             add("evaluation", row.get("seconds"))
         elif row["kind"] == "step":
-            add("optimizer steps", row.get("step_seconds"))
+            add("optimizer steps", row.get("train_seconds"))
             add("waiting for rollouts", row.get("wait_seconds"))
     return list(seconds.items())

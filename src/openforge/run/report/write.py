@@ -57,10 +57,10 @@ def _tiles(config: RunConfig, summary: Summary) -> list[tuple[str, str, str]]:
     tiles = []
     for name in summary.sets:
         known = {label: value for label, value in summary.accuracies(name).items() if value is not None}
-        if "after" in known:
+        if "after rl" in known:
             before = known.get("before rl")
-            remark = "" if before is None else f"{(known['after'] - before) * 100:+.1f} points by RL, from {percent(before)}"
-            tiles.append((percent(known["after"]), f"held-out {name}", remark))
+            remark = "" if before is None else f"{(known['after rl'] - before) * 100:+.1f} points by RL, from {percent(before)}"
+            tiles.append((percent(known["after rl"]), f"held-out {name}", remark))
     if summary.steps:
         last = summary.steps[-1]
         sampled, trained = summary.total("sampled_tokens"), summary.total("trained_tokens")
