@@ -120,7 +120,7 @@ class Recorder:
             )
             return
         sampled = call.sampled
-        self._splicer.commit(self._plan, call.id, sampled, self._turn.messages, None if finish == FinishReason.ERROR else message)
+        self._splicer.commit(self._plan, call.id, sampled, None if finish == FinishReason.ERROR else message)
         self._on_end(self, call, None)
         if finish == FinishReason.ERROR:
             self.events.put_nowait(Failed(ApiError(500, f"the engine failed: {call.error}", type="server_error", code="engine_error")))

@@ -121,7 +121,7 @@ class Splicer:
             assert plan.parent is not None
             plan.parent.extended -= 1
 
-    def commit(self, plan: Plan, call_id: str, sampled: Sequence[int], messages: Sequence[Message], reply: Message | None) -> None:
+    def commit(self, plan: Plan, call_id: str, sampled: Sequence[int], reply: Message | None) -> None:
         """The call is durable: later calls may go on behind it. `reply` is None where the client got none that it could echo."""
         self._end(plan)
         node = Node(call_id, plan.parent, plan.shared, array("i", plan.delta), len(plan.prompt_ids), array("i", sampled))

@@ -73,11 +73,12 @@ class StopTrimmer:
         if self.stopped or not self._stops:
             return "" if self.stopped else text
         text = self._held + text
-        found = min((at for stop in self._stops if (at := text.find(stop)) >= 0), default=None)
+        # The first to be complete counts: that is where the engine stopped, whatever pieces the text came in.
+        found = min(((at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0), default=None)
         if found is not None:
             self.stopped = True
             self._held = ""
-            return text[:found]
+            return text[: found[1]]
         keep = max(n for stop in self._stops for n in range(len(stop)) if n == 0 or text.endswith(stop[:n]))
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]

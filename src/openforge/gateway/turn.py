@@ -81,10 +81,9 @@ def new_tool_call_id() -> str:
 def canonical_arguments(text: str) -> str:
     """JSON text as a comparable string: key order, spacing and 1.0 against 1 do not count. Text that is not JSON stands for itself."""
     try:
-        value = json.loads(text, parse_float=_number)
+        return json.dumps(json.loads(text, parse_float=_number), sort_keys=True, separators=(",", ":"))
     except (ValueError, RecursionError):
         return text
-    return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
 def _number(text: str) -> float | int:

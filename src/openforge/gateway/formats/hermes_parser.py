@@ -214,7 +214,9 @@ def _read_call(text: str) -> tuple[str, str] | None:
     if set(found) != {"name", "arguments"} or text[at + 1 :].strip(_SPACE):
         return None
     (name, _), (arguments, written) = found["name"], found["arguments"]
-    return (name, written) if isinstance(name, str) and name and isinstance(arguments, dict) else None
+    # An escaped lone surrogate is legal JSON, but no JSON writer puts it out again.
+    good = isinstance(name, str) and name and not any("\ud800" <= char <= "\udfff" for char in name)
+    return (name, written) if isinstance(name, str) and good and isinstance(arguments, dict) else None
 
 
 def _skip(text: str, at: int) -> int:
