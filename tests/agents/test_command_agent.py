@@ -132,6 +132,7 @@ async def test_a_program_that_vanished_is_the_sandboxs_failure(tmp_path: Path, m
         ({"command": ["python", "missing.py"]}, r"agent.command: no script 'missing.py' in /"),
         ({"command": ["true", "{prompt}"]}, r"agent.command: unknown placeholder \{prompt\}; known are \{base_url\} \{model\}"),
         ({"command": ["true"], "env": {"X": "{url}"}}, r"agent.env: unknown placeholder \{url\}"),
+        ({"command": ["true"], "preload": ["no_such_sdk.inner"]}, r"agent.preload: no module 'no_such_sdk.inner' is installed"),
         ({"command": ["true"], "workspace": "missing"}, r"agent.workspace: no folder /.*missing"),
     ],
 )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import shutil
+import sys
 from abc import ABC, abstractmethod
 from pathlib import Path
 
@@ -27,6 +29,9 @@ class Agent(ABC):
     def check(self) -> None:
         """Called once before the run. Raises `UserError` where no attempt could work; an override calls this one too."""
         check_placeholders(list(self.settings.env.values()), PLACEHOLDERS, setting="agent.env")
+        for name in self.settings.preload:
+            if importlib.util.find_spec(name.partition(".")[0]) is None:
+                raise UserError(f"agent.preload: no module '{name}' is installed where openforge runs ({sys.prefix})")
         template = self.base_dir / self.settings.workspace
         if self.settings.workspace != "temp" and not template.is_dir():
             raise UserError(f"agent.workspace: no folder {template}; write 'temp' or a folder of which each attempt gets a copy")

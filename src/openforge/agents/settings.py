@@ -25,6 +25,9 @@ class AgentSettings(Settings):
     """Wall-clock time of one attempt, the agent's hooks together."""
     env: dict[str, str] = Field(default={})
     """More variables for the agent; values may use the placeholders. They win over the defaults."""
+    preload: list[str] = Field(default=[])
+    """Modules that take an agent written in Python long to import, e.g. [openai]: a command `python script.py …` then starts in a fork of a
+    process that has them already. They must be safe to import before the agent's environment is known."""
     workspace: str = "temp"
     """`temp`: each attempt starts in an empty folder of its own. Otherwise a folder, relative to the run file: each attempt gets a copy."""
 

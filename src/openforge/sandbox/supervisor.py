@@ -6,14 +6,13 @@ forked; and it ends soon after the control socket closes, so a controller that i
 How: it is a child subreaper (prctl(2)), so every orphan below it becomes its own child and waitpid(2) tells when none is left. Its standard
 input is the control socket. It holds and bounds the output itself, so that a flood costs the controller nothing.
 
-It is run as a bare script (`python -I -S`) and imports only the cheapest modules: its start-up time is what a command costs.
+It is forked from the fork server, which imports this file as a bare script: only the standard library's cheapest modules here.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
-import fcntl
 import marshal
 import os
 import select
@@ -22,6 +21,7 @@ import time
 
 TYPE_CHECKING = False  # typing itself would cost milliseconds
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from typing import Any
 
 KEPT = 64 * 1024
@@ -31,8 +31,9 @@ LOGGED = 4 * 1024 * 1024
 KILL_SECONDS = 10.0
 """How long killed processes may take to go; one in an uninterruptible system call can take forever."""
 CONTROL = 0
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
+_SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
 
 
 def frame(message: Any) -> bytes:
@@ -89,18 +90,16 @@ class Supervisor:
     def __init__(self) -> None:
         self.command = 0
         self.exit_code: int | None = None
-        self.wake, wake_inlet = os.pipe()
-        os.set_blocking(self.wake, False)
-        os.set_blocking(wake_inlet, False)
-        signal.set_wakeup_fd(wake_inlet, warn_on_full_buffer=False)
-        # Handlers, not SIG_IGN: exec would hand ignored signals down to the command.
-        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, lambda *_: None)
-        self.prctl = ctypes.CDLL(None, use_errno=True).prctl
-        self.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self.wake = wake_on(*_SIGNALS)
+        self.prctl = ctypes.CDLL(None).prctl
+        self.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
-    def spawn(self, argv: list[str], cwd: str, env: dict[str, str], out: int, err: int) -> None:
-        """Start the command in a session of its own. Raises OSError where it cannot be started."""
+    def spawn(self, argv: list[str], cwd: str, env: dict[str, str], out: int, err: int, script: bool) -> list[str] | None:
+        """Start the command in a session of its own. Raises OSError where it cannot be started.
+
+        With `script` the command is `python script.py …` and no program is executed: this returns in the new process too, with the script
+        and its arguments; in the old one it returns None.
+        """
         failure, failure_inlet = os.pipe()
         me = os.getpid()
         pid = os.fork()
@@ -109,21 +108,24 @@ class Supervisor:
             try:
                 os.setsid()
                 # This process has one thread, so "parent thread died" means that it died, by force.
-                self.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+                self.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
                 if os.getppid() != me:
                     os._exit(127)
-                write_all(frame(os.getpid()))  # from here, so that the controller knows it before the command can do any harm
                 for source, target in ((os.open(os.devnull, os.O_RDONLY), 0), (out, 1), (err, 2)):
                     os.dup2(source, target)
-                for number in (signal.SIGPIPE, signal.SIGXFSZ):
-                    signal.signal(number, signal.SIG_DFL)
                 os.chdir(cwd)
                 path = argv[0]
+                if script:
+                    become_program(env)
+                    return argv[1:]
+                for number in (signal.SIGPIPE, signal.SIGXFSZ):
+                    signal.signal(number, signal.SIG_DFL)
                 os.execvpe(argv[0], argv, env)
             except (OSError, ValueError) as error:
                 code = error.errno if isinstance(error, OSError) and error.errno else errno.EINVAL
                 os.write(failure_inlet, marshal.dumps((code, os.strerror(code), path)))
-            finally:
+                os._exit(127)
+            except BaseException:  # a bug here must not go on as a second supervisor
                 os._exit(127)
         self.command = pid
         os.close(failure_inlet)
@@ -131,6 +133,7 @@ class Supervisor:
         os.close(failure)
         if failed:
             raise OSError(*marshal.loads(failed))
+        return None
 
     def reap(self) -> bool:
         """Bury the dead. False when no child is left."""
@@ -174,18 +177,38 @@ class Supervisor:
         while self.reap():
             if time.monotonic() > deadline:
                 return False
-            for pid in descendants():
-                try:  # noqa: SIM105 (contextlib costs milliseconds to import)
-                    os.kill(pid, signal.SIGKILL)
-                except (ProcessLookupError, PermissionError):
-                    pass
+            kill(descendants())
             if poll.poll(20):
                 os.read(self.wake, 4096)
         return True
 
 
-def descendants() -> list[int]:
-    """Pids of all processes below this one, from one look at /proc."""
+def wake_on(*numbers: int) -> int:
+    """The read end of a pipe that gets a byte for each of these signals, which else do nothing."""
+    wake, inlet = os.pipe()
+    os.set_blocking(wake, False)
+    os.set_blocking(inlet, False)
+    previous = signal.set_wakeup_fd(inlet, warn_on_full_buffer=False)
+    if previous >= 0:
+        os.close(previous)  # the fork server's
+    # Handlers, not SIG_IGN: exec would hand ignored signals down to the command.
+    for number in numbers:
+        signal.signal(number, lambda *_: None)
+    return wake
+
+
+def become_program(env: dict[str, str]) -> None:
+    """Make a fork of this process look newly executed, as a Python program sees it."""
+    signal.set_wakeup_fd(-1)
+    for number in _SIGNALS:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    os.environ.clear()
+    os.environ.update(env)
+
+
+def children_by_parent() -> dict[int, list[int]]:
+    """From one look at /proc."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -195,10 +218,24 @@ def descendants() -> list[int]:
             except (OSError, IndexError):
                 continue
             children.setdefault(parent, []).append(int(name))
+    return children
+
+
+def descendants() -> list[int]:
+    """Pids of all processes below this one."""
+    children = children_by_parent()
     found = children.get(os.getpid(), [])
     for pid in found:
         found.extend(children.get(pid, ()))
     return found
+
+
+def kill(pids: Iterable[int]) -> None:
+    for pid in pids:
+        try:  # noqa: SIM105 (contextlib is not among the cheap modules)
+            os.kill(pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            pass
 
 
 def read_exactly(count: int) -> bytes:
@@ -214,24 +251,33 @@ def read_exactly(count: int) -> bytes:
 def write_all(data: bytes) -> None:
     view = memoryview(data)
     while view:
-        view = view[os.write(CONTROL, view) :]
+        try:
+            view = view[os.write(CONTROL, view) :]
+        except BrokenPipeError:
+            os._exit(0)  # the controller died; what ran is dead by now
 
 
-def main() -> None:
-    fcntl.fcntl(CONTROL, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
-    argv, cwd, env, timeout, log_dir = marshal.loads(read_exactly(int.from_bytes(read_exactly(8), "little")))
+def supervise(control: int) -> list[str] | None:
+    """Do what the one request on the socket `control` asks.
+
+    None when it is done; in a process that is to become a Python program, the script and its arguments.
+    """
+    os.dup2(control, CONTROL, inheritable=False)
+    os.close(control)
     supervisor = Supervisor()
+    write_all(frame(os.getpid()))
+    argv, cwd, env, timeout, log_dir, script = marshal.loads(read_exactly(int.from_bytes(read_exactly(8), "little")))
     try:
         if log_dir is not None:
             os.makedirs(log_dir, exist_ok=True)
         out, err = captures = tuple(Capture(log_dir and f"{log_dir}/{name}.log") for name in ("stdout", "stderr"))
         started = time.monotonic()
-        supervisor.spawn(argv, cwd, env, out.inlet, err.inlet)
+        program = supervisor.spawn(argv, cwd, env, out.inlet, err.inlet, script)
     except OSError as error:
-        if not supervisor.command:
-            write_all(frame(0))
         write_all(frame({"error": f"cannot run {argv[0]!r}: {error.strerror}: {error.filename!r}"}))
-        return
+        return None
+    if program is not None:
+        return program
     os.close(out.inlet)
     os.close(err.inlet)
     timed_out = supervisor.watch(captures, timeout)
@@ -239,3 +285,4 @@ def main() -> None:
     gone = supervisor.kill_all()
     reply = {"exit_code": None if timed_out else exit_code, "timed_out": timed_out, "seconds": seconds}
     write_all(frame({**reply, "stdout": out.finish(), "stderr": err.finish(), "gone": gone}))
+    return None
