@@ -25,16 +25,24 @@ CALCULATOR: ChatCompletionToolParam = {
     },
 }
 
+
+def divide(a: int, b: int) -> int:
+    if a % b:
+        raise ValueError(f"{a} / {b} is not a whole number")
+    return a // b
+
+
 OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
     ast.FloorDiv: operator.floordiv,
+    ast.Div: divide,
 }
 
 
 def evaluate(node: ast.expr) -> int:
-    """Value of an expression of integers, + - * // and parentheses; anything else is a ValueError."""
+    """Value of an expression of integers, + - * / // and parentheses; anything else is a ValueError."""
     match node:
         case ast.Constant(value=int(value)) if not isinstance(value, bool):
             return value
@@ -42,7 +50,7 @@ def evaluate(node: ast.expr) -> int:
             return -evaluate(operand)
         case ast.BinOp(left=left, op=op, right=right) if type(op) in OPERATORS:
             return OPERATORS[type(op)](evaluate(left), evaluate(right))
-    raise ValueError("only whole numbers, + - * // and parentheses are allowed")
+    raise ValueError("only whole numbers, + - * / // and parentheses are allowed")
 
 
 def call_tool(name: str, arguments: str) -> str:

@@ -14,9 +14,9 @@ from typing import Any
 from agent import CALCULATOR, SYSTEM, call_tool  # type: ignore[import-not-found]  # the file beside this one
 
 SEED = 7
-TRAIN, HELD_OUT, DEMONSTRATIONS = 1600, 128, 24
+TRAIN, HELD_OUT, DEMONSTRATIONS = 1600, 128, 40
 
-EXPRESSIONS = {"add": "{a} + {b}", "subtract": "{a} - {b}", "multiply": "{a} * {b}", "divide": "{a} // {b}"}
+EXPRESSIONS = {"add": "{a} + {b}", "subtract": "{a} - {b}", "multiply": "{a} * {b}", "divide": "{a} / {b}"}
 
 PHRASINGS = {
     "add": [
@@ -25,20 +25,20 @@ PHRASINGS = {
         "What is {a} plus {b}?",
         "A depot holds {a} {items}. {name} delivers another {b}. How many are there then?",
         "{name} sold {a} {items} and {friend} sold {b}. How many did they sell together?",
-        "Add {a} and {b}.",
+        "{name} walked {a} steps before lunch and {b} after. How many steps were walked that day?",
         "One box has {a} {items}, another has {b}. How many {items} are in both?",
         "{name} saved {a} dollars last year and {b} this year. What is the total?",
-        "Work out the sum of {a} and {b}.",
+        "A farm picked {a} {items} on Monday and {b} on Tuesday. How many did it pick?",
     ],
     "subtract": [
         "{name} had {a} {items} and gave away {b}. How many are left?",
         "A shop had {a} {items} and sold {b}. How many remain?",
         "What is {a} minus {b}?",
         "{name} has {a} {items}; {friend} has {b}. How many more does {name} have?",
-        "Subtract {b} from {a}.",
+        "A tank held {a} liters and lost {b}. How many liters are in it now?",
         "Of {a} {items}, {b} were broken. How many were whole?",
         "{name} needs {a} dollars and has {b}. How much is missing?",
-        "What is the difference between {a} and {b}?",
+        "{name} bought {a} {items} and returned {b}. How many did {name} keep?",
         "{name} must pack {a} {items} and has packed {b}. How many still to go?",
     ],
     "multiply": [
@@ -46,17 +46,17 @@ PHRASINGS = {
         "What is {a} times {b}?",
         "There are {a} shelves with {b} {items} on each. How many {items} are there?",
         "{name} earns {a} dollars a day. How much is that in {b} days?",
-        "Multiply {a} by {b}.",
+        "A printer makes {a} pages an hour. How many does it make in {b} hours?",
         "One crate weighs {a} kilos. What do {b} crates weigh?",
         "Each of {a} workers makes {b} {items}. How many do they make?",
         "{items} cost {a} cents each. {name} buys {b}. How many cents is that?",
-        "Find the product of {a} and {b}.",
+        "{name} stacks {b} piles of {a} {items}. How many {items} are in the piles?",
     ],
     "divide": [
         "{name} shares {a} {items} equally among {b} people. How many does each get?",
         "What is {a} divided by {b}?",
         "{a} {items} are packed evenly into {b} boxes. How many go into each?",
-        "Divide {a} by {b}.",
+        "{name} puts {a} {items} into bags of {b}. How many bags does {name} need?",
         "{b} workers split {a} dollars evenly. How much does each one get?",
         "{name} reads {a} pages in {b} days, the same number every day. How many a day?",
         "{a} {items} stand in {b} equal rows. How many are in a row?",
@@ -76,24 +76,26 @@ UNSEEN_PHRASINGS = {
         "From a stock of {a} {items}, {name} takes {b}. What is left of the stock?",
         "{a} tickets were printed and {b} were used. How many were not used?",
         "{name} lost {b} of {a} {items}. How many are still there?",
-        "By how much is {a} larger than {b}?",
+        "{name} owed {a} dollars and paid back {b}. How much is still owed?",
     ],
     "multiply": [
         "A train makes {a} trips with {b} seats each. How many seats is that in all?",
         "{name} plants {a} rows of {b} trees. How many trees are planted?",
         "Every one of {a} buses carries {b} {items}. How many {items} are carried?",
-        "Calculate {a} multiplied by {b}.",
+        "{friend} sells {a} tickets every week for {b} weeks. How many are sold?",
     ],
     "divide": [
         "{a} {items} are dealt out to {b} players in equal shares. How big is one share?",
         "A rope of {a} cm is cut into {b} equal pieces. How long is a piece?",
         "{name} spreads {a} seeds evenly over {b} fields. How many seeds per field?",
-        "Split {a} into {b} equal parts. How large is each?",
+        "A prize of {a} dollars goes to {b} winners in equal amounts. What does one winner get?",
     ],
 }
 
-# The demonstrations show how a tool call looks, with one operation and a few of its phrasings; the rest is left to learn.
-DEMONSTRATED = {"add": PHRASINGS["add"][:4]}
+# The demonstrations show how a tool call looks, on bare sums alone; what a story asks for is left to learn.
+DEMONSTRATED = {
+    operation: [phrasing for phrasing in phrasings if phrasing.startswith("What is {a}")] for operation, phrasings in PHRASINGS.items()
+}
 
 NAMES = ["Anna", "Ben", "Carla", "David", "Emma", "Felix", "Grace", "Henry", "Ida", "Jack", "Kate", "Leo", "Mia", "Noah", "Olga", "Paul"]
 HELD_OUT_NAMES = ["Quinn", "Rosa", "Sam", "Tara", "Uma", "Victor", "Wendy", "Yusuf"]
@@ -110,14 +112,14 @@ def number(rng: random.Random, low: int, high: int, held_out: bool) -> int:
 def operands(rng: random.Random, operation: str, held_out: bool) -> tuple[int, int]:
     match operation:
         case "add":
-            return number(rng, 10_000, 1_000_000, held_out), number(rng, 1_000, 100_000, held_out)
+            return number(rng, 10_000, 100_000, held_out), number(rng, 1_000, 100_000, held_out)
         case "subtract":
-            return number(rng, 100_000, 1_000_000, held_out), number(rng, 1_000, 100_000, held_out)
+            return number(rng, 50_000, 100_000, held_out), number(rng, 1_000, 50_000, held_out)
         case "multiply":
-            return number(rng, 1_000, 10_000, held_out), number(rng, 100, 1_000, held_out)
+            return number(rng, 1_000, 10_000, held_out), number(rng, 12, 1_000, held_out)
         case _:
             while True:
-                b, quotient = number(rng, 12, 100, held_out), rng.randrange(1_000, 10_000)
+                b, quotient = number(rng, 12, 100, held_out), rng.randrange(100, 1_000)
                 if (b * quotient % 7 == 3) == held_out:
                     return b * quotient, b
 

@@ -46,10 +46,12 @@ def rows(name: str) -> list[dict[str, Any]]:
         (" 6328*594 ", "3758832"),
         ("(2 - 5) * -3", "9"),
         ("7 // 2", "3"),
+        ("84 / 7", "12"),
+        ("7 / 2", "error: 7 / 2 is not a whole number"),
         ("1 // 0", "error: integer division or modulo by zero"),
-        ("2 ** 9999999", "error: only whole numbers, + - * // and parentheses are allowed"),
-        ("__import__('os')", "error: only whole numbers, + - * // and parentheses are allowed"),
-        ("True + 1", "error: only whole numbers, + - * // and parentheses are allowed"),
+        ("2 ** 9999999", "error: only whole numbers, + - * / // and parentheses are allowed"),
+        ("__import__('os')", "error: only whole numbers, + - * / // and parentheses are allowed"),
+        ("True + 1", "error: only whole numbers, + - * / // and parentheses are allowed"),
     ],
 )
 def test_calculator(expression: str, result: str, monkeypatch: pytest.MonkeyPatch) -> None:
