@@ -84,6 +84,7 @@ def call_row(call: Call) -> dict[str, Any]:
         "dialect": call.dialect,
         "delta_tokens": len(call.delta),
         "sampled_tokens": len(call.sampled),
+        "newest_version": max(call.versions, default=None),
         "started_at": call.started_at,
         "first_token_at": call.first_token_at,
         "ended_at": call.ended_at,

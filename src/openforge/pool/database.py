@@ -3,10 +3,10 @@
 Invariant: a committed transaction survives `kill -9` of the process, and every database failure leaves here as one clear line.
 
 SQLite runs in WAL mode with synchronous=NORMAL. A commit then ends in write(2) to the log: the page cache belongs to the kernel, so the
-death of the process loses nothing. What FULL adds is an fsync for each commit, against the death of the machine; there NORMAL loses at most
-the last moments, and loses them from the end: the state that is left is one the run was in, with every checkpoint row after the calls that
-it was trained on. The run then goes on from there like after any crash, so the price of FULL (milliseconds before a reply ends, on ordinary disks)
-buys nothing that matters.
+death of the process loses nothing. What FULL adds is an fsync for each commit, against the death of the machine; there NORMAL loses at
+most the last moments, and loses them from the end: the state that is left is one the run was in, with every checkpoint row after the
+calls that it was trained on. The run then goes on from there like after any crash, so the price of FULL (milliseconds before a reply
+ends, on ordinary disks) buys nothing that matters.
 """
 
 from __future__ import annotations

@@ -56,6 +56,7 @@ calls = Table(
     Column("dialect", String, nullable=False),
     Column("delta_tokens", Integer, nullable=False),
     Column("sampled_tokens", Integer, nullable=False),
+    Column("newest_version", Integer),
     Column("started_at", Double, nullable=False),
     Column("first_token_at", Double),
     Column("ended_at", Double, nullable=False),

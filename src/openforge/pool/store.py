@@ -195,6 +195,12 @@ class Store:
             rows = connection.execute(select(schema.checkpoints).order_by(schema.checkpoints.c.step)).mappings()
             return [Checkpoint(**row) for row in rows]
 
+    def newest_version(self) -> int:
+        """The newest weight version that sampled any token on record; -1 where there is none."""
+        with self._read() as connection:
+            newest: int | None = connection.execute(select(func.max(schema.calls.c.newest_version))).scalar()
+        return -1 if newest is None else newest
+
     def counts(self) -> Counts:
         calls, rollouts, units = schema.calls.c, schema.rollouts.c, schema.units.c
         totals = select(func.count(), func.coalesce(func.sum(calls.delta_tokens), 0), func.coalesce(func.sum(calls.sampled_tokens), 0))

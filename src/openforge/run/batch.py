@@ -54,14 +54,14 @@ def make_batch(groups: Sequence[Group], settings: TrainSettings, version: int) -
     for group in groups:
         rewards = group.rewards()
         flat = len(set(rewards)) < 2
-        scored = iter(group_advantages(rewards, settings.advantage) if rewards else ())
+        scored = iter(group_advantages(rewards, settings.advantage).tolist() if rewards else [])
         for rollout, calls in group.members:
             unit_of[rollout.id] = group.unit
             paths = trajectories(calls)
             if rollout.reward is None:
                 paths = [mask_all(path, MaskReason.NO_REWARD) for path in paths]
             else:
-                advantages[rollout.id] = float(next(scored))
+                advantages[rollout.id] = next(scored)
                 if flat:
                     paths = [mask_all(path, MaskReason.ZERO_VARIANCE) for path in paths]
             everything += paths

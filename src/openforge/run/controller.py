@@ -67,6 +67,8 @@ class Controller:
                 producer = group.create_task(self._produce(recovery))
                 await self._consume()
                 producer.cancel()
+        except BaseExceptionGroup as failures:
+            raise first_failure(failures) from None
         finally:
             self._thread.shutdown()
 
@@ -181,3 +183,11 @@ class Controller:
     async def _in_trainer(self, work: Callable[[], T]) -> T:
         """Run in the trainer's thread; a step under way is never left half-done, for cancellation waits at the thread's shutdown."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+
+def first_failure(failures: BaseExceptionGroup) -> BaseException:
+    """What went wrong first among tasks that were then all cancelled."""
+    failure: BaseException = failures
+    while isinstance(failure, BaseExceptionGroup):
+        failure = failure.exceptions[0]
+    return failure

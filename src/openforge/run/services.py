@@ -34,15 +34,15 @@ class Services:
 
 
 @asynccontextmanager
-async def services(config: RunConfig, run_dir: RunDir, model_dir: Path, *, version: int = 0) -> AsyncIterator[Services]:
-    """Open a run's services on the weights in `model_dir`, which are weight version `version`."""
+async def services(config: RunConfig, run_dir: RunDir, model_dir: Path) -> AsyncIterator[Services]:
+    """Open a run's services on the weights in `model_dir`."""
     async with AsyncExitStack() as stack:
         sandbox = ProcessSandbox()
         stack.push_async_callback(sandbox.close)
         agent = load_agent(config.agent, config.base_dir)
         reward = load_reward(config.reward, config.base_dir, sandbox) if config.reward else None
         store = stack.enter_context(Store.open(run_dir.database))
-        engine = TorchEngine(model_dir, dtype=config.rollout.dtype, max_batch=config.rollout.concurrency, version=version)
+        engine = TorchEngine(model_dir, dtype=config.rollout.dtype, max_batch=config.rollout.concurrency)
         stack.push_async_callback(engine.close)
         gateway = make_gateway(config, model_dir, engine, store)
         address = await stack.enter_async_context(listen(gateway, host=config.gateway.host, port=config.gateway.port))

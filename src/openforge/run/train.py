@@ -9,6 +9,7 @@ import asyncio
 import signal
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,7 @@ class Run:
             await checkpoints.commit(0, 0, lambda: None)
             trainer = await asyncio.to_thread(TrainEngine, path, settings)
         # Weight versions are never used twice: what was sampled by weights that a crash lost keeps numbers of its own.
-        trainer.version = 1 + await asyncio.to_thread(running.store.newest_version)
+        trainer.version = max(trainer.version, await asyncio.to_thread(running.store.newest_version)) + 1
         await running.engine.update_weights(trainer.version, trainer.weights())
         return trainer
 
@@ -165,7 +166,7 @@ class Run:
                 name=name,
                 label=label,
                 step=step,
-                sampling=self._config.eval.sampling,
+                sampling=self._config.eval.sampling or replace(self._config.rollout.sampling, temperature=0.0),
                 concurrency=self._config.rollout.concurrency,
                 on_progress=lambda done, total, name=name: self._view.phase(f"evaluating {name} ({label}) {done}/{total}"),  # type: ignore[misc]
             )

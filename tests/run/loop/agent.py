@@ -12,4 +12,8 @@ request = urllib.request.Request(
     {"Content-Type": "application/json", "Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]},
 )
 with urllib.request.urlopen(request) as response:
-    print(json.load(response)["choices"][0]["message"]["content"])
+    reply = json.load(response)
+if "ACKNOWLEDGED" in os.environ:
+    with open(os.environ["ACKNOWLEDGED"], "a") as file:
+        file.write(reply["id"] + "\n")
+print(reply["choices"][0]["message"]["content"])

@@ -38,6 +38,7 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 @dataclass(frozen=True, slots=True)
 class TrainerState:
     version: int
+    steps: int
     skipped_steps: int
 
 
@@ -77,7 +78,7 @@ def save(
     moments, steps = _optimizer_state(model, optimizer)
     save_file(moments, scratch / OPTIMIZER_FILE)
     checksums = {file.name: _crc32(file) for file in sorted(scratch.glob("*.safetensors"))}
-    document = {"version": state.version, "skipped_steps": state.skipped_steps, "optimizer_steps": steps, "crc32": checksums}
+    document = {"version": state.version, "steps": state.steps, "skipped_steps": state.skipped_steps, "optimizer_steps": steps, "crc32": checksums}
     (scratch / TRAINER_FILE).write_text(json.dumps(document, indent=1))
     for file in scratch.iterdir():
         _flush(file)
@@ -97,7 +98,7 @@ def verify(folder: Path) -> dict[str, Any]:
     try:
         document: dict[str, Any] = json.loads(file.read_text())
         checksums = dict(document["crc32"])
-        int(document["version"]), int(document["skipped_steps"]), dict(document["optimizer_steps"])
+        int(document["version"]), int(document["steps"]), int(document["skipped_steps"]), dict(document["optimizer_steps"])
     except FileNotFoundError:
         raise UserError(f"{folder} is not a training checkpoint (no {TRAINER_FILE} in it)") from None
     except (ValueError, KeyError, TypeError, AttributeError):

@@ -37,6 +37,8 @@ class TrainEngine:
         """`threads`: how many a step uses; torch's default if None. `UserError` when the folder holds no model that can be trained."""
         self.settings = settings
         self.version = 0
+        """Names the weights; a run may skip numbers, the schedule counts `steps`."""
+        self.steps = 0
         self.skipped_steps = 0
         self._threads = threads
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -58,12 +60,12 @@ class TrainEngine:
         document = checkpoint.verify(Path(folder))
         engine = cls(folder, settings, threads=threads)
         checkpoint.restore_optimizer(Path(folder), document, engine._model, engine._optimizer)
-        engine.version, engine.skipped_steps = int(document["version"]), int(document["skipped_steps"])
+        engine.version, engine.steps, engine.skipped_steps = (int(document[key]) for key in ("version", "steps", "skipped_steps"))
         return engine
 
     def save(self, folder: Path | str) -> None:
         """Write a checkpoint, atomically: a Hugging Face folder that `restore` and transformers both read."""
-        state = checkpoint.TrainerState(self.version, self.skipped_steps)
+        state = checkpoint.TrainerState(self.version, self.steps, self.skipped_steps)
         checkpoint.save(Path(folder), self._model, self._small_files, self._optimizer, state)
 
     def weights(self) -> Weights:
@@ -87,7 +89,7 @@ class TrainEngine:
         sums = _Sums(self.version)
         loss = sum(self._accumulate(batch, temperature, sums) for batch in batches)
         grad_norm = float(torch.nn.utils.clip_grad_norm_(self._model.parameters(), self.settings.max_grad_norm)) if batches else 0.0
-        lr = learning_rate(self.settings, self.version)
+        lr = learning_rate(self.settings, self.steps)
         finite = math.isfinite(loss) and math.isfinite(grad_norm)
         if finite and batches:
             for group in self._optimizer.param_groups:
@@ -95,9 +97,10 @@ class TrainEngine:
             self._optimizer.step()
         elif not finite:
             self.skipped_steps += 1
-            log.warning("step %d: loss %s, gradient norm %s: not finite, weights left as they were", self.version, loss, grad_norm)
+            log.warning("step %d: loss %s, gradient norm %s: not finite, weights left as they were", self.steps, loss, grad_norm)
         self._optimizer.zero_grad(set_to_none=True)
         self.version += 1
+        self.steps += 1
         positions = sum(len(batch.tokens) for batch in batches)
         seconds = time.perf_counter() - started
         return {
