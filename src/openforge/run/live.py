@@ -194,5 +194,5 @@ def _in_flight(snapshot: Mapping[str, Any]) -> str:
 def _counts(outcomes: Mapping[str, int]) -> Text:
     text = Text()
     for name, count in outcomes.items():
-        text.append(f"{name} {count:,}  ", style="green" if name == "finished" else "yellow")
+        text.append(f"{name.replace('_', ' ')} {count:,}  ", style="green" if name == "finished" else "yellow")
     return text if outcomes else Text("–")
