@@ -50,7 +50,10 @@ class Node:
                     end = start
             node = node.parent
         assert end == 0
-        return [id for piece in reversed(pieces) for id in piece]
+        ids: list[int] = []
+        for piece in reversed(pieces):
+            ids += piece.tolist()
+        return ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
