@@ -1,7 +1,7 @@
 """The calls of a rollout as a forest: who hangs on whom, by what prompts really keep.
 
-Invariant: everything here follows from `parent_id`, `shared` and lengths; token ids are touched by `sequence` alone, and nothing looks at the
-order of arrival. Parents come before their children in `calls`.
+Invariant: everything here follows from `parent_id`, `shared` and lengths; token ids are touched by `sequence` alone, and nothing looks at
+the order of arrival. Parents come before their children in `calls`.
 """
 
 from __future__ import annotations

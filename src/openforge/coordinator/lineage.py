@@ -7,13 +7,14 @@ A lineage is a chain of calls in which each literally extends the one before (pr
 
 1. Anchor. A call's anchor is the deepest ancestor of whose reply its prompt keeps at least a token. It *extends* its anchor when it keeps
    all of it. (A recorded parent only says where the shared ids are stored: an edit may keep none of that parent's reply.)
-2. Retry. Of calls with the same prompt ids, one of them marked as a retry, those with something anchored at them are what the agent went on
-   with. If there are none, the last complete reply is (a failed one only if all failed). The others are RETRY lineages of one call.
+2. Retry. Of calls with the same prompt ids, one of them marked as a retry, those with something anchored at them are what the agent went
+   on with. If there are none, the last complete reply is (a failed one only if all failed). The others are RETRY lineages of one call.
 3. Orphan, by failure. A call that was aborted or failed, with nothing anchored at it, is an ORPHAN of one call.
 4. Chains. From the remaining calls, each chain goes on with the extension that has most calls under it; others start chains of their own.
-5. Thread. Calls that share an explicit root are a thread. The main thread is that with the most calls; between equals, one that offers tools,
-   then the most sampled tokens. Its first chain without an anchor is MAIN.
-6. A chain at the root of another thread is SIDE if it is one call without tools in a lesser thread (a title, a topic check), else SUB_AGENT.
+5. Thread. Calls that share an explicit root are a thread. The main thread is that with the most calls; between equals, one that offers
+   tools, then the most sampled tokens. Its first chain without an anchor is MAIN.
+6. A chain at the root of another thread is SIDE if it is one call without tools in a lesser thread (a title, a topic check), else
+   SUB_AGENT.
 7. A chain further down is CONTINUATION if the client had rewritten history (compaction, dropped thoughts: it does not extend its anchor).
    If it extends it, it is a branch: ORPHAN when it is one call whose reply is in no later prompt, else SUB_AGENT.
 

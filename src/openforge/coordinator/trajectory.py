@@ -3,9 +3,9 @@
 Invariant: every sampled token of every call is `sampled` in exactly one trajectory, that of its call's lineage, and there it is trained or
 masked with a reason: sum(sampled) == sum(trained) + sum(masked).
 
-What is masked here: a lost retry (RETRY); an aborted or failed reply that nothing was built on (ABORTED, ERROR); a side call (SIDE), because
-the reward judges the agent's work, which a title has no part in. Reasons that come from outside the rollout (no reward, zero variance,
-staleness, eviction) are added by `mask_all`. An aborted reply that a later prompt goes on from is trained like any other.
+What is masked here: a lost retry (RETRY); an aborted or failed reply that nothing was built on (ABORTED, ERROR); a side call (SIDE),
+because the reward judges the agent's work, which a title has no part in. Reasons that come from outside the rollout (no reward, zero
+variance, staleness, eviction) are added by `mask_all`. An aborted reply that a later prompt goes on from is trained like any other.
 """
 
 from __future__ import annotations
