@@ -50,10 +50,10 @@ class Node:
                     end = start
             node = node.parent
         assert end == 0
-        ids: list[int] = []
+        joined: list[int] = []
         for piece in reversed(pieces):
-            ids += piece.tolist()
-        return ids
+            joined += piece.tolist()
+        return joined
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
