@@ -61,6 +61,7 @@ class Controller:
 
     async def run(self, recovery: Recovery) -> None:
         """Train until the last step or `stop`. Rollouts then in flight end as cancelled."""
+        self._sampled, self._reported = self.services.engine.stats().sampled_tokens, time.monotonic()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="trainer")
         try:
             async with asyncio.TaskGroup() as group:
@@ -148,13 +149,16 @@ class Controller:
         row: Row = {"step": self.step + 1, "version": version, **batch.row}
         if batch.tree is not None:
             trees, temperature = [batch.tree], self.config.rollout.sampling.temperature
-            row |= await self._in_trainer(lambda: self.trainer.step(trees, temperature=temperature))
+            trained = await self._in_trainer(lambda: self.trainer.step(trees, temperature=temperature))
+            row |= trained | {"train_tokens_per_second": trained["tokens_per_second"]}
             await self.services.engine.update_weights(self.trainer.version, self.trainer.weights())
         self.step += 1
         self.checkpoints.uncommitted[self.step] = numbers
         self._training = 0
         self._progress.set()
-        now = time.monotonic()
+        sampled, now = self.services.engine.stats().sampled_tokens, time.monotonic()
+        row["sample_tokens_per_second"] = (sampled - self._sampled) / (now - self._reported)
+        self._sampled, self._reported = sampled, now
         row |= {"wait_seconds": waited, "step_seconds": now - began + waited, "train_seconds": now - began, "elapsed": now - self._started}
         self.report(row, asdict(self.scheduler.snapshot()))
 
@@ -167,8 +171,8 @@ class Controller:
         if batch.row["scored"] == 0:
             first = batch.rollouts[0]
             raise UserError(
-                f"step {self.step + 1}: none of {len(batch.rollouts)} rollouts was scored, so there is nothing to learn from; the first ended as "
-                f"{first.outcome} ({first.detail}); its output is in {self.services.runner.run_dir.logs / first.id}"
+                f"step {self.step + 1}: none of {len(batch.rollouts)} rollouts was scored, so there is nothing to learn from; the first ended "
+                f"as {first.outcome} ({first.detail}); its output is in {self.services.runner.run_dir.logs / first.id}"
             )
 
     async def _checkpoint(self) -> None:

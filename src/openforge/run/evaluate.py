@@ -6,12 +6,16 @@ Invariant: a rollout without a score is reported beside the accuracy, never coun
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from collections.abc import Callable, Sequence
 from statistics import fmean
 
 from openforge.run.rollouts import RolloutRunner
 from openforge.types import Rollout, Sampling, Task
+
+BASE, START, END = "base model", "before rl", "after rl"
+"""Labels of a run's main evaluations: as fetched, as reinforcement learning found it, as it left it."""
 
 
 async def evaluate(
@@ -26,6 +30,7 @@ async def evaluate(
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, object]:
     """Run `tasks` and return one metrics row of kind `eval`. `accuracy` is the mean reward over the scored rollouts."""
+    began = time.monotonic()
     slots = asyncio.Semaphore(concurrency)
     done = 0
 
@@ -50,4 +55,5 @@ async def evaluate(
         "accuracy": fmean(rewards) if rewards else None,
         "tasks": len(tasks),
         "scored": len(rewards),
+        "seconds": time.monotonic() - began,
     }

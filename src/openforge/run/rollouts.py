@@ -98,10 +98,11 @@ class RolloutRunner:
                 await self.agent.agent_postprocess(context)
 
     async def _score(self, context: AgentContext, rollout: Rollout, result: AgentResult) -> Rollout:
-        """The outcome of an agent that ran its course, and its reward. The session closes first: what a verifier asks is not the agent's."""
+        """The outcome of an agent that ran its course, and its reward. The session closes first: a verifier's calls are not the agent's."""
         truncated = (await self.gateway.close(context.rollout_id)).truncated
         if result.exit_code != 0 and not truncated:
-            raise _Ended(Outcome.AGENT_ERROR, f"the agent exited with code {result.exit_code}", result.output)
+            last = result.stderr.strip().rsplit("\n", 1)[-1]
+            raise _Ended(Outcome.AGENT_ERROR, f"the agent exited with code {result.exit_code}: {last}"[:500], result.output)
         with _ends(Outcome.ENV_ERROR, "the reward", result.output):
             reward = await self.agent.calculate_reward(context, result)
             if reward is None:
@@ -131,7 +132,7 @@ def _ends(outcome: Outcome, where: str, output: str = "") -> Iterator[None]:
     """Turn an exception of a hook into the end of its rollout. Time-outs, the sandbox's own failures and cancellation pass through."""
     try:
         yield
-    except (TimeoutError, OSError, SandboxError):
+    except (TimeoutError, SandboxError):
         raise
     except Exception as error:
         raise _Ended(outcome, _line(where, error), output) from error

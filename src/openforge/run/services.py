@@ -37,7 +37,7 @@ class Services:
 async def services(config: RunConfig, run_dir: RunDir, model_dir: Path) -> AsyncIterator[Services]:
     """Open a run's services on the weights in `model_dir`."""
     async with AsyncExitStack() as stack:
-        sandbox = ProcessSandbox()
+        sandbox = ProcessSandbox(config.agent.preload)
         stack.push_async_callback(sandbox.close)
         agent = load_agent(config.agent, config.base_dir)
         reward = load_reward(config.reward, config.base_dir, sandbox) if config.reward else None

@@ -41,7 +41,7 @@ class SftSettings(Settings):
 def fine_tune(
     model_dir: Path, config: SftSettings, *, train: TrainSettings, format_name: str | None, seed: int, report: Report
 ) -> TrainEngine:
-    """Fine-tune the model in `model_dir` and return the engine that holds it. `report` gets each step's metrics, its number and the total."""
+    """Fine-tune the model in `model_dir`; returns the engine that holds it. `report` gets each step's metrics, its number and the total."""
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
     rows = load_transcripts(config.data, load_format(format_name, tokenizer), own_tokenizer(tokenizer))
     batches = list(_batches(rows, config, seed))

@@ -18,7 +18,7 @@ from openforge.pool import Recovery
 from openforge.run.checkpoints import Checkpoints
 from openforge.run.config import RunConfig
 from openforge.run.controller import Controller
-from openforge.run.evaluate import evaluate
+from openforge.run.evaluate import BASE, END, START, evaluate
 from openforge.run.live import LiveView
 from openforge.run.metrics import MetricsWriter, read_metrics
 from openforge.run.models import resolve_model
@@ -28,9 +28,6 @@ from openforge.run.services import Services, services
 from openforge.run.sft import fine_tune
 from openforge.tasks import TaskOrder, load_tasks
 from openforge.types import UserError
-
-BASE, START, END = "base model", "before rl", "after rl"
-"""Labels of the evaluations: as fetched, as reinforcement learning found it, as it left it."""
 
 
 def train(config: RunConfig, run_dir: RunDir) -> bool:

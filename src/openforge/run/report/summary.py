@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from openforge.run.evaluate import BASE, END, START
 from openforge.run.metrics import Row
 
-STAGES = {"base model": "base model", "before rl": "before RL", "after rl": "after RL"}
+STAGES = {BASE: "base model", START: "before RL", END: "after RL"}
 """Labels of evaluations, and what the report calls the model then."""
 
 
