@@ -136,3 +136,9 @@ def test_a_dropped_reply_leaves_an_orphan_and_the_agent_goes_on(calls: Any) -> N
     calls.add("c", "bad", shared=calls.prompt("bad"), fork=Fork.EDITED)
     calls.add("d", "c")
     assert _found(calls) == [("main", "a c d"), ("orphan", "bad")]
+
+
+def test_two_equal_roots_without_tools_are_not_told_apart_as_side_calls(calls: Any) -> None:
+    calls.add("a", tools=False)
+    calls.add("b", tools=False, fork=Fork.ROOT)
+    assert _found(calls) == [("main", "b"), ("sub_agent", "a")]

@@ -9,7 +9,8 @@ rollout, taking whatever ends first shifts the data towards short rollouts; a wi
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -84,6 +85,7 @@ class Scheduler:
             self.window = window if isinstance(window, int) else max(1, int(window * queue + 1e-9))
         self._next = 0
         self._head = 0
+        self._oldest_running = 0
         self._open: dict[int, int | None] = {}
         """Unit launched and neither taken nor evicted -> units taken before its launch; None where an earlier process launched it."""
         self._finished: dict[int, None] = {}
@@ -126,6 +128,7 @@ class Scheduler:
         assert unit not in self._finished, f"unit {unit} finished before"
         self._finished[unit] = None
         insort(self._sorted, unit)
+        self._advance()
 
     def evict(self, unit: int) -> None:
         """Give up an outstanding unit, running or finished: its slot is free and the head may pass it."""
@@ -143,9 +146,9 @@ class Scheduler:
         The lowest numbers first; under `greedy`, the first finished.
         """
         assert n >= 1
-        units = self._takeable(n)
-        if len(units) < n:
+        if len(self._finished) < n or len(takeable := self._takeable()) < n:
             return None
+        units = list(takeable[:n])
         for unit in units:
             before = self._open.pop(unit)
             del self._finished[unit]
@@ -178,27 +181,23 @@ class Scheduler:
             next_unit=self._next,
             running=tuple(unit for unit in self._open if unit not in self._finished),
             finished=tuple(self._finished),
-            takeable=len(self._takeable(len(self._finished))),
+            takeable=len(self._takeable()),
             taken=self._taken,
             evicted=self._evicted,
             staleness_bound=self.staleness_bound,
         )
 
-    def _takeable(self, most: int) -> list[int]:
+    def _takeable(self) -> Sequence[int]:
+        """The finished units the trainer may take, in the order it gets them.
+
+        Lowest first, a take slides the window up to the oldest running unit, so that one alone decides how far the window reaches.
+        """
         if self.window is None:
-            return list(self._finished)[:most]
-        units: list[int] = []
-        head, passed = self._head, 0
-        for unit in self._sorted[:most]:
-            if unit >= head + self.window:
-                break
-            units.append(unit)
-            # The window slides over what this take has chosen already.
-            while head < self._next and (head not in self._open or (passed < len(units) and units[passed] == head)):
-                passed += head in self._open
-                head += 1
-        return units
+            return tuple(self._finished)
+        return self._sorted[: bisect_left(self._sorted, self._oldest_running + self.window)]
 
     def _advance(self) -> None:
         while self._head < self._next and self._head not in self._open:
             self._head += 1
+        while self._oldest_running < self._next and (self._oldest_running not in self._open or self._oldest_running in self._finished):
+            self._oldest_running += 1
