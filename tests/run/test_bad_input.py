@@ -62,6 +62,7 @@ def test_every_misbehaviour_ends_in_its_outcome(write_run: WriteRun, openforge: 
         agent={"command": ["python", "unruly.py", "{instruction}"], "deadline": "8s"},
         reward={"function": "rewards.py:strict"},
         rollout={"group_size": 2},
+        schedule={"policy": "fifo", "max_staleness": 0},
         train={"steps": 1, "groups_per_step": len(expected)},
         tasks={"eval": {}},
     )

@@ -22,6 +22,8 @@ class SessionSummary:
     sampled_tokens: int = 0
     truncated: bool = False
     """The model ran into the context length or the rollout's token budget."""
+    error: str | None = None
+    """Why the engine failed the first call that it failed."""
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -37,6 +39,7 @@ class Session:
     calls: int = 0
     sampled_tokens: int = 0
     truncated: bool = False
+    error: str | None = None
 
     def room(self, plan: Plan) -> int:
         """Tokens the context and the rollout's budget leave for a reply. Raises BadRequest, and marks the session truncated, if none."""
@@ -74,6 +77,7 @@ class Session:
             self.truncated |= isinstance(error, PromptTooLong)
             return
         self.calls += 1
+        self.error = self.error or call.error
         self.sampled_tokens += len(call.sampled)
         if call.finish == FinishReason.LENGTH and len(call.sampled) >= room:
             self.truncated = True
@@ -83,4 +87,4 @@ class Session:
         for recorder in self.in_flight:
             recorder.abort()
         await asyncio.gather(*tasks)
-        return SessionSummary(calls=self.calls, sampled_tokens=self.sampled_tokens, truncated=self.truncated)
+        return SessionSummary(calls=self.calls, sampled_tokens=self.sampled_tokens, truncated=self.truncated, error=self.error)

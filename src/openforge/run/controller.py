@@ -171,7 +171,7 @@ class Controller:
         if batch.row["scored"] == 0:
             first = batch.rollouts[0]
             raise UserError(
-                f"step {self.step + 1}: none of {len(batch.rollouts)} rollouts was scored, so there is nothing to learn from; the first ended "
+                f"step {self.step + 1}: none of {len(batch.rollouts)} rollouts was scored; the first ended "
                 f"as {first.outcome} ({first.detail}); its output is in {self.services.runner.run_dir.logs / first.id}"
             )
 

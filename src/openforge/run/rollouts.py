@@ -99,7 +99,10 @@ class RolloutRunner:
 
     async def _score(self, context: AgentContext, rollout: Rollout, result: AgentResult) -> Rollout:
         """The outcome of an agent that ran its course, and its reward. The session closes first: a verifier's calls are not the agent's."""
-        truncated = (await self.gateway.close(context.rollout_id)).truncated
+        session = await self.gateway.close(context.rollout_id)
+        truncated = session.truncated
+        if session.error is not None:
+            raise _Ended(Outcome.ENV_ERROR, f"the rollout engine failed a call: {session.error}"[:500], result.output)
         if result.exit_code != 0 and not truncated:
             last = result.stderr.strip().rsplit("\n", 1)[-1]
             raise _Ended(Outcome.AGENT_ERROR, f"the agent exited with code {result.exit_code}: {last}"[:500], result.output)
