@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
@@ -90,12 +91,19 @@ def test_an_agent_that_never_works_stops_the_run_with_a_reason(write_run: WriteR
 
 
 @pytest.mark.slow
-def test_a_corrupt_checkpoint_is_named(write_run: WriteRun, openforge: Openforge, tmp_path: Path) -> None:
-    run_file = write_run(train={"steps": 2, "checkpoint_every": 2}, tasks={"eval": {}})
-    assert openforge("train", run_file).returncode == 0
-    weights = tmp_path / "runs" / "tiny" / "checkpoints" / "step-000002" / "model.safetensors"
+def test_a_corrupt_checkpoint_is_named_and_can_be_stepped_behind(write_run: WriteRun, openforge: Openforge, tmp_path: Path) -> None:
+    run_dir = tmp_path / "runs" / "tiny"
+    assert openforge("train", write_run(train={"steps": 2, "checkpoint_every": 1}, tasks={"eval": {}})).returncode == 0
+    weights = run_dir / "checkpoints" / "step-000002" / "model.safetensors"
     os.truncate(weights, weights.stat().st_size // 2)
-    assert str(weights) in one_line(openforge("resume", tmp_path / "runs" / "tiny", "--set", "train.steps=3"))
+    assert str(weights) in one_line(openforge("resume", run_dir))
+    shutil.rmtree(weights.parent)
+    result = openforge("resume", run_dir)
+    assert result.returncode == 0, result.stdout + result.stderr
+    with Store.open(run_dir / "calls.db") as store:
+        units = [unit for step in store.steps().values() for unit in step]
+        assert list(store.steps()) == [1, 2]
+        assert len(units) == len(set(units)) == 4
 
 
 @pytest.fixture

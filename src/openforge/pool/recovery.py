@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
+from collections.abc import Collection
 
-from sqlalchemy import Connection, func, select, update
+from sqlalchemy import Connection, delete, func, select, update
 
 from openforge.pool import schema
 from openforge.pool.records import Checkpoint, Place, Recovery, UnfinishedUnit, UnitState
 from openforge.types import Outcome
 
 
-def recover(connection: Connection) -> Recovery:
+def recover(connection: Connection, lost: Collection[int]) -> Recovery:
     """Cancel rollouts of the dead process, finish units it had no time to finish, and say what is left to do. Doing it twice is harmless.
 
     A place of a unit is done when an attempt at it ended in any outcome but `cancelled`: only what the crash (or a stop) cut off
     runs again.
     """
     now = time.time()
+    _forget_checkpoints(connection, lost)
     rollouts, units = schema.rollouts.c, schema.units.c
     cancelled = connection.execute(select(rollouts.id).where(rollouts.outcome.is_(None)).order_by(rollouts.started_at)).scalars().all()
     connection.execute(
@@ -58,3 +60,12 @@ def recover(connection: Connection) -> Recovery:
         running=tuple(unfinished),
         cancelled=tuple(cancelled),
     )
+
+
+def _forget_checkpoints(connection: Connection, lost: Collection[int]) -> None:
+    """Steps that only a lost checkpoint contained are undone: their units wait for the trainer again."""
+    connection.execute(delete(schema.checkpoints).where(schema.checkpoints.c.step.in_(list(lost))))
+    newest = connection.execute(select(func.coalesce(func.max(schema.checkpoints.c.step), 0))).scalar_one()
+    units = schema.units.c
+    undone = (units.state == UnitState.TRAINED) & (units.step > newest)
+    connection.execute(update(schema.units).where(undone).values(state=UnitState.FINISHED, step=None))

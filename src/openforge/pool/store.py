@@ -120,9 +120,12 @@ class Store:
 
         await self._writer.do(commit)
 
-    async def recover(self) -> Recovery:
-        """To be called once, before anything else, by the process that goes on with a run (new or not). See `recovery.py`."""
-        return await self._writer.do(recover)
+    async def recover(self, lost: Collection[int] = ()) -> Recovery:
+        """To be called once, before anything else, by the process that goes on with a run (new or not). See `recovery.py`.
+
+        `lost`: steps of the newest checkpoints, whose files are no longer there.
+        """
+        return await self._writer.do(lambda connection: recover(connection, lost))
 
     # --- reads ------------------------------------------------------------------------------------------------------------------------
 

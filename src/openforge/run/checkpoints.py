@@ -12,7 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from openforge.pool import Store
+from openforge.engines.training import verify_checkpoint
+from openforge.pool import Recovery, Store
 from openforge.run.rundir import RunDir
 from openforge.types import UserError
 
@@ -26,6 +27,19 @@ class Checkpoints:
     store: Store
     uncommitted: dict[int, list[int]] = field(default_factory=dict)
     """Step → units it trained, for the steps since the last checkpoint."""
+
+    async def recover(self) -> Recovery:
+        """Where the run stands, by the newest committed checkpoint whose files are there. Damaged files raise `UserError`."""
+        rows = await asyncio.to_thread(self.store.checkpoints)
+        there = [row.step for row in rows if self.run_dir.checkpoint(row.step).is_dir()]
+        newest = max(there, default=-1)
+        recovery = await self.store.recover(lost=[row.step for row in rows if row.step > newest])
+        if recovery.checkpoint is not None:
+            try:
+                await asyncio.to_thread(verify_checkpoint, self.run_dir.checkpoint(newest))
+            except UserError as error:
+                raise UserError(f"{error}; remove that checkpoint's folder to go on from the one before it") from None
+        return recovery
 
     async def commit(self, step: int, version: int, save: Callable[[], Any]) -> None:
         """Have `save` write the folder of `step`, commit it, then drop what is older than the newest `KEPT`."""

@@ -34,14 +34,13 @@ class Services:
 
 
 @asynccontextmanager
-async def services(config: RunConfig, run_dir: RunDir, model_dir: Path) -> AsyncIterator[Services]:
-    """Open a run's services on the weights in `model_dir`."""
+async def services(config: RunConfig, run_dir: RunDir, store: Store, model_dir: Path) -> AsyncIterator[Services]:
+    """Open a run's services on the weights in `model_dir`; `store` stays its owner's to close."""
     async with AsyncExitStack() as stack:
         sandbox = ProcessSandbox(config.agent.preload)
         stack.push_async_callback(sandbox.close)
         agent = load_agent(config.agent, config.base_dir)
         reward = load_reward(config.reward, config.base_dir, sandbox) if config.reward else None
-        store = stack.enter_context(Store.open(run_dir.database))
         engine = TorchEngine(model_dir, dtype=config.rollout.dtype, max_batch=config.rollout.concurrency)
         stack.push_async_callback(engine.close)
         gateway = make_gateway(config, model_dir, engine, store)

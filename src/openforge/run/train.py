@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from openforge.engines.training import TrainEngine
-from openforge.pool import Recovery
+from openforge.pool import Recovery, Store
 from openforge.run.checkpoints import Checkpoints
 from openforge.run.config import RunConfig
 from openforge.run.controller import Controller
@@ -44,8 +44,9 @@ def evaluation(config: RunConfig) -> list[dict[str, object]]:
         run_dir = RunDir.create(path)
         with MetricsWriter(run_dir) as metrics, LiveView(total_steps=0, title=config.name) as view:
             run = Run(config, run_dir, metrics, view)
-            async with services(config, run_dir, resolve_model(config.model.path, config.base_dir)) as running:
-                return await run.evaluate(running, START, 0)
+            with Store.open(run_dir.database) as store:
+                async with services(config, run_dir, store, resolve_model(config.model.path, config.base_dir)) as running:
+                    return await run.evaluate(running, START, 0)
 
     return asyncio.run(go())
 
@@ -80,15 +81,16 @@ class Run:
     async def go(self) -> bool:
         """True when the run reached its end, False when Ctrl-C stopped it."""
         base = resolve_model(self._config.model.path, self._config.base_dir)
-        latest = self._run_dir.latest_checkpoint()
-        async with services(self._config, self._run_dir, latest or base) as running:
-            recovery = await running.store.recover()
-            checkpoints = Checkpoints(run_dir=self._run_dir, store=running.store)
-            trainer = await self._trainer(running, recovery, base, checkpoints)
-            await self.evaluate(running, START, recovery.step)
-            finished = await self._learn(running, recovery, trainer, checkpoints)
-            if finished:
-                await self.evaluate(running, END, self._config.train.steps)
+        with Store.open(self._run_dir.database) as store:
+            checkpoints = Checkpoints(run_dir=self._run_dir, store=store)
+            recovery = await checkpoints.recover()
+            start = base if recovery.checkpoint is None else self._run_dir.checkpoint(recovery.step)
+            async with services(self._config, self._run_dir, store, start) as running:
+                trainer = await self._trainer(running, recovery, base, checkpoints)
+                await self.evaluate(running, START, recovery.step)
+                finished = await self._learn(running, recovery, trainer, checkpoints)
+                if finished:
+                    await self.evaluate(running, END, self._config.train.steps)
         self._view.phase("writing the report")
         write_report(self._run_dir.path)
         return finished

@@ -102,12 +102,12 @@ def verify(folder: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise UserError(f"{folder} is not a training checkpoint (no {TRAINER_FILE} in it)") from None
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise UserError(f"{file} is damaged: resume from an earlier checkpoint") from None
+        raise UserError(f"{file} is damaged") from None
     for name, expected in checksums.items():
         if not (folder / name).is_file():
-            raise UserError(f"{folder / name} is missing: resume from an earlier checkpoint")
+            raise UserError(f"{folder / name} is missing")
         if _crc32(folder / name) != expected:
-            raise UserError(f"{folder / name} is damaged (its checksum is wrong): resume from an earlier checkpoint")
+            raise UserError(f"{folder / name} is damaged (its checksum is wrong)")
     return document
 
 
