@@ -14,15 +14,15 @@ from typing import Any
 from agent import CALCULATOR, SYSTEM, call_tool  # type: ignore[import-not-found]  # the file beside this one
 
 SEED = 7
-TRAIN, HELD_OUT, DEMONSTRATIONS = 1600, 128, 40
+TRAIN, HELD_OUT, DEMONSTRATIONS = 1400, 128, 48
 
 EXPRESSIONS = {"add": "{a} + {b}", "subtract": "{a} - {b}", "multiply": "{a} * {b}", "divide": "{a} / {b}"}
 
 PHRASINGS = {
     "add": [
+        "What is {a} plus {b}?",
         "{name} has {a} {items} and gets {b} more. How many {items} does {name} have now?",
         "{name} counted {a} {items} in May and {b} in June. How many is that in all?",
-        "What is {a} plus {b}?",
         "A depot holds {a} {items}. {name} delivers another {b}. How many are there then?",
         "{name} sold {a} {items} and {friend} sold {b}. How many did they sell together?",
         "{name} walked {a} steps before lunch and {b} after. How many steps were walked that day?",
@@ -31,9 +31,9 @@ PHRASINGS = {
         "A farm picked {a} {items} on Monday and {b} on Tuesday. How many did it pick?",
     ],
     "subtract": [
+        "What is {a} minus {b}?",
         "{name} had {a} {items} and gave away {b}. How many are left?",
         "A shop had {a} {items} and sold {b}. How many remain?",
-        "What is {a} minus {b}?",
         "{name} has {a} {items}; {friend} has {b}. How many more does {name} have?",
         "A tank held {a} liters and lost {b}. How many liters are in it now?",
         "Of {a} {items}, {b} were broken. How many were whole?",
@@ -42,8 +42,8 @@ PHRASINGS = {
         "{name} must pack {a} {items} and has packed {b}. How many still to go?",
     ],
     "multiply": [
-        "{name} fills {a} boxes with {b} {items} each. How many {items} is that?",
         "What is {a} times {b}?",
+        "{name} fills {a} boxes with {b} {items} each. How many {items} is that?",
         "There are {a} shelves with {b} {items} on each. How many {items} are there?",
         "{name} earns {a} dollars a day. How much is that in {b} days?",
         "A printer makes {a} pages an hour. How many does it make in {b} hours?",
@@ -53,8 +53,8 @@ PHRASINGS = {
         "{name} stacks {b} piles of {a} {items}. How many {items} are in the piles?",
     ],
     "divide": [
-        "{name} shares {a} {items} equally among {b} people. How many does each get?",
         "What is {a} divided by {b}?",
+        "{name} shares {a} {items} equally among {b} people. How many does each get?",
         "{a} {items} are packed evenly into {b} boxes. How many go into each?",
         "{name} puts {a} {items} into bags of {b}. How many bags does {name} need?",
         "{b} workers split {a} dollars evenly. How much does each one get?",
@@ -92,10 +92,9 @@ UNSEEN_PHRASINGS = {
     ],
 }
 
-# The demonstrations show how a tool call looks, on bare sums alone; what a story asks for is left to learn.
-DEMONSTRATED = {
-    operation: [phrasing for phrasing in phrasings if phrasing.startswith("What is {a}")] for operation, phrasings in PHRASINGS.items()
-}
+# The demonstrations show how a tool call looks, on bare sums of every operation and a few stories of addition. The other stories are left
+# to learn.
+DEMONSTRATED = {operation: phrasings[:1] for operation, phrasings in PHRASINGS.items()} | {"add": PHRASINGS["add"][:4]}
 
 NAMES = ["Anna", "Ben", "Carla", "David", "Emma", "Felix", "Grace", "Henry", "Ida", "Jack", "Kate", "Leo", "Mia", "Noah", "Olga", "Paul"]
 HELD_OUT_NAMES = ["Quinn", "Rosa", "Sam", "Tara", "Uma", "Victor", "Wendy", "Yusuf"]
