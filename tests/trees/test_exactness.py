@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from forest_cases import Forest, forests, trajectory
 from hypothesis import given
@@ -67,3 +68,14 @@ def test_the_token_after_a_branch_is_trained(model64: PreTrainedModel) -> None:
     assert tree.targets.tolist() == [0, 1, 2, 3]
     forest = Forest(items, {f"r{i}": 1.0 for i in range(4)}, [item.trained.astype("float32") for item in items])
     assert_close(gradients(model64, tree_loss(model64, tree)), gradients(model64, row_loss(model64, forest)))
+
+
+@given(forest=forests())
+def test_devices_without_the_fused_kernel_are_exact_too(model64: PreTrainedModel, forest: Forest) -> None:
+    tree = build(forest.trajectories, forest.advantages, forest.weights)
+    if not len(tree.targets):
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("openforge.trees.attention._has_kernel", lambda q, v: False)
+        actual = gradients(model64, tree_loss(model64, tree))
+    assert_close(actual, gradients(model64, row_loss(model64, forest)))

@@ -78,7 +78,13 @@ def save(
     moments, steps = _optimizer_state(model, optimizer)
     save_file(moments, scratch / OPTIMIZER_FILE)
     checksums = {file.name: _crc32(file) for file in sorted(scratch.glob("*.safetensors"))}
-    document = {"version": state.version, "steps": state.steps, "skipped_steps": state.skipped_steps, "optimizer_steps": steps, "crc32": checksums}
+    document = {
+        "version": state.version,
+        "steps": state.steps,
+        "skipped_steps": state.skipped_steps,
+        "optimizer_steps": steps,
+        "crc32": checksums,
+    }
     (scratch / TRAINER_FILE).write_text(json.dumps(document, indent=1))
     for file in scratch.iterdir():
         _flush(file)

@@ -11,11 +11,14 @@ import logging
 import math
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint as recompute
+from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from openforge.engines.training import checkpoint
@@ -48,10 +51,7 @@ class TrainEngine:
         self._compute_dtype = _compute_dtype(settings.dtype, self._device)
         self._model.eval()  # dropout would make the trainer disagree with the sampler
         if settings.activation_checkpointing:
-            self._model.gradient_checkpointing_enable({"use_reentrant": False})
-            for module in self._model.modules():
-                if isinstance(module, GradientCheckpointingLayer):
-                    module.training = True  # of the layer alone: this is what switches checkpointing on
+            _checkpoint_activations(self._model)
         self._optimizer = make_optimizer(self._model, settings)
 
     @classmethod
@@ -178,6 +178,14 @@ class _Sums:
         if len(gaps):
             result |= {"logprob_gap": float(gaps.mean()), "logprob_gap_max": float(gaps.max())}
         return {**result, "tokens": float(self._tokens)}
+
+
+def _checkpoint_activations(model: PreTrainedModel) -> None:
+    """Recompute each layer in the backward pass. The layer alone is put in training mode: what it contains keeps its dropout off."""
+    for module in model.modules():
+        if isinstance(module, GradientCheckpointingLayer):
+            module.training = module.gradient_checkpointing = True
+            module._gradient_checkpointing_func = partial(recompute, use_reentrant=False)
 
 
 def _compute_dtype(name: str, device: torch.device) -> torch.dtype:

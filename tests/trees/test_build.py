@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from forest_cases import Forest, forests, trajectory
+from hypothesis import given
+from hypothesis import strategies as st
+
+from openforge.trees.build import build
+from openforge.trees.forward import position_ids
+from openforge.trees.pack import merge, pack
+from openforge.trees.unmerge import unmerge
+from openforge.types import TokenTree
+
+Contribution = tuple[str, tuple[int, ...], int, float, float, float, int]
+
+
+def root_path(tree: TokenTree, position: int) -> tuple[int, ...]:
+    segment = int(np.searchsorted(tree.starts, position, side="right")) - 1
+    tokens = tree.tokens[tree.starts[segment] : position + 1].tolist()
+    while (segment := int(tree.parents[segment])) >= 0:
+        tokens = tree.tokens[tree.starts[segment] : tree.starts[segment + 1]].tolist() + tokens
+    return tuple(tokens)
+
+
+def contributions(tree: TokenTree) -> list[Contribution]:
+    columns = zip(tree.rows, tree.at, tree.targets, tree.logprobs, tree.advantages, tree.weights, tree.versions, strict=True)
+    return sorted(
+        (tree.rollout_ids[row], root_path(tree, int(at)), int(target), float(lp), float(adv), float(weight), int(version))
+        for row, at, target, lp, adv, weight, version in columns
+    )
+
+
+def expected(forest: Forest) -> list[Contribution]:
+    advantages = {name: float(np.float32(value)) for name, value in forest.advantages.items()}
+    return sorted(
+        (
+            t.rollout_id,
+            tuple(t.tokens[:i].tolist()),
+            int(t.tokens[i]),
+            -0.5,
+            advantages[t.rollout_id],
+            float(w[i]),
+            0,
+        )
+        for t, w in zip(forest.trajectories, forest.weights, strict=True)
+        for i in np.flatnonzero(t.trained)
+    )
+
+
+@given(forest=forests())
+def test_every_trained_token_becomes_one_contribution_at_the_end_of_its_own_prefix(forest: Forest) -> None:
+    tree = build(forest.trajectories, forest.advantages, forest.weights)
+    assert contributions(tree) == expected(forest)
+    assert [len(root_path(tree, p)) - 1 for p in range(len(tree.tokens))] == position_ids(tree).tolist()
+
+
+@given(forest=forests())
+def test_each_prefix_is_stored_once_and_only_where_a_loss_depends_on_it(forest: Forest) -> None:
+    tree = build(forest.trajectories, forest.advantages, forest.weights)
+    paths = [root_path(tree, p) for p in range(len(tree.tokens))]
+    assert len(set(paths)) == len(paths)
+    needed = {tuple(t.tokens[: i - k].tolist()) for t in forest.trajectories for i in np.flatnonzero(t.trained) for k in range(i)}
+    assert set(paths) == needed
+
+
+@given(forest=forests(), budget=st.integers(1, 40), cut=st.integers(0, 7))
+def test_packing_keeps_every_contribution_and_the_budget(forest: Forest, budget: int, cut: int) -> None:
+    parts = [slice(None, cut), slice(cut, None)]
+    trees = [build(forest.trajectories[part], forest.advantages, forest.weights[part]) for part in parts]
+    batches = pack(trees, budget)
+    assert sorted(c for batch in batches for c in contributions(batch)) == expected(forest)
+    for batch in batches:
+        is_path = len(set(batch.parents.tolist())) == len(batch.parents)
+        assert len(batch.tokens) <= budget or is_path
+        assert (batch.parents < np.arange(len(batch.parents))).all()
+
+
+@given(forest=forests())
+def test_unmerge_gives_each_rollout_its_own_tokens_in_order(forest: Forest) -> None:
+    tree = build(forest.trajectories, forest.advantages, forest.weights)
+    rows = unmerge(tree, tree.targets.astype(np.float32))
+    wanted: dict[str, list[int]] = {}
+    for item in forest.trajectories:
+        if item.trained.any():
+            wanted.setdefault(item.rollout_id, []).extend(item.tokens[item.trained].tolist())
+    assert {name: row.astype(int).tolist() for name, row in rows.items()} == wanted
+
+
+def test_groups_that_share_a_system_prompt_share_its_positions() -> None:
+    system = list(range(50))
+    items = [trajectory(f"{g}{r}", [*system, 60 + g, 70 + r, 1], [False] * 51 + [True, True]) for g in range(3) for r in range(4)]
+    tree = build(items, {t.rollout_id: 1.0 for t in items}, [t.trained.astype(np.float32) for t in items])
+    assert len(tree.tokens) == 50 + 3 + 12
+    assert len(tree.targets) == 24
+
+
+def test_identical_rollouts_share_positions_and_keep_their_own_contributions() -> None:
+    items = [trajectory(name, [1, 2, 3], [False, True, True]) for name in "ab"]
+    tree = build(items, {"a": 1.0, "b": -1.0}, [np.ones(3, np.float32)] * 2)
+    assert tree.tokens.tolist() == [1, 2]
+    assert tree.rows.tolist() == [0, 0, 1, 1]
+
+
+def test_nothing_trained_is_an_empty_tree_and_packs_to_nothing() -> None:
+    tree = build([trajectory("a", [1, 2], [False, False])], {}, [np.ones(2, np.float32)])
+    assert len(tree.tokens) == len(tree.targets) == len(tree.parents) == 0
+    assert pack([tree], 10) == pack([], 10) == []
+    assert merge([tree, tree]).rollout_ids == []
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_number_that_is_not_finite_is_refused_with_the_rollouts_name(bad: float) -> None:
+    with pytest.raises(ValueError, match="rollout a"):
+        build([trajectory("a", [1, 2], [False, True])], {"a": bad}, [np.ones(2, np.float32)])
+
+
+def test_a_trained_first_token_is_refused() -> None:
+    with pytest.raises(ValueError, match="rollout a"):
+        build([trajectory("a", [1, 2], [True, True])], {"a": 1.0}, [np.ones(2, np.float32)])
