@@ -5,6 +5,7 @@ Invariant: a mistake of the user is one line on standard error and exit code 2; 
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from pathlib import Path
@@ -42,12 +43,18 @@ def resume(directory: Directory, overrides: Overrides = []) -> None:  # noqa: B0
 
 
 def _train(directory: Path, overrides: list[str] | None = None) -> None:
-    from openforge.run.config import load_config
+    from openforge.run.config import load_config, save_resolved
     from openforge.run.rundir import RunDir
     from openforge.run.train import train
 
     run_dir = RunDir.open(directory)
-    finished = train(load_config(run_dir.config, overrides or []), run_dir)
+    config = load_config(run_dir.config, overrides or [])
+    if overrides:
+        save_resolved(config, run_dir.config)
+    try:
+        finished = train(config, run_dir)
+    except KeyboardInterrupt:
+        finished = False
     if not finished:
         typer.echo(f"Stopped; everything recorded is kept. Go on with: openforge resume {run_dir.path}")
         raise typer.Exit(130)
@@ -127,6 +134,11 @@ def main() -> None:
         app()
     except UserError as error:
         typer.secho(f"openforge: {error}", err=True, fg="red")
+        sys.exit(2)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        typer.secho(f"openforge: {error.filename or 'the disk'}: {error.strerror}: free space, then `openforge resume`", err=True, fg="red")
         sys.exit(2)
     except KeyboardInterrupt:
         typer.secho("openforge: interrupted", err=True)

@@ -180,6 +180,11 @@ class EngineStats:
 class RolloutEngine(Protocol):
     """Token ids in, token ids out. Knows nothing of agents, HTTP or messages."""
 
+    @property
+    def context_length(self) -> int:
+        """Tokens of prompt and reply together that fit."""
+        ...
+
     def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, version_policy: VersionPolicy = VersionPolicy.RECOMPUTE
     ) -> AsyncIterator[GenerationChunk]:

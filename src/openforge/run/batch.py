@@ -16,7 +16,7 @@ import numpy as np
 
 from openforge.coordinator import mask_all, trajectories
 from openforge.engines.training import TrainSettings
-from openforge.rl import group_advantages, token_weights
+from openforge.rl import group_advantages, token_weights, zero_variance
 from openforge.trees import build
 from openforge.types import Call, MaskReason, Rollout, TokenTree, Trajectory
 
@@ -53,7 +53,7 @@ def make_batch(groups: Sequence[Group], settings: TrainSettings, version: int) -
     unit_of: dict[str, int] = {}
     for group in groups:
         rewards = group.rewards()
-        flat = len(set(rewards)) < 2
+        flat = zero_variance(rewards)
         scored = iter(group_advantages(rewards, settings.advantage).tolist() if rewards else [])
         for rollout, calls in group.members:
             unit_of[rollout.id] = group.unit

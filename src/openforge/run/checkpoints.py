@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from safetensors import SafetensorError
+
 from openforge.engines.training import verify_checkpoint
 from openforge.pool import Recovery, Store
 from openforge.run.rundir import RunDir
@@ -46,10 +48,10 @@ class Checkpoints:
         path = self.run_dir.checkpoint(step)
         try:
             await asyncio.to_thread(save)
-        except OSError as error:
-            raise UserError(
-                f"cannot write checkpoint {path}: {error.strerror or error}; free space, then `openforge resume {self.run_dir.path}`"
-            ) from error
+        except (OSError, SafetensorError) as error:
+            reason = getattr(error, "strerror", None) or error
+            remedy = f"free space, then `openforge resume {self.run_dir.path}`"
+            raise UserError(f"cannot write checkpoint {path}: {reason}: {remedy}") from error
         await self.store.commit_checkpoint(step, version, str(path), self.uncommitted)
         self.uncommitted = {}
         for old in self.run_dir.checkpoints()[:-KEPT]:

@@ -60,6 +60,8 @@ class RolloutSettings(Settings):
     group_size: int = Field(default=8, ge=2)
     """Rollouts a task, whose rewards are compared with one another."""
     sampling: CheckedSampling = Sampling()
+    kv_tokens: int = Field(default=65_536, ge=64)
+    """Tokens whose keys and values fit in the engine's memory, running and cached together; the context is at most this."""
     token_budget: int | None = Field(default=None, ge=1)
     """Sampled tokens a rollout may use; one that needs more ends as truncated."""
 
@@ -115,6 +117,12 @@ class RunConfig(Settings):
     run_dir: Path = Field(default_factory=lambda data: Path("runs") / data["name"])
     base_dir: Path = Path()
     """The folder that relative paths and the agent's command start from: the run file's own."""
+
+    @model_validator(mode="after")
+    def _scored(self) -> RunConfig:
+        if self.agent.command is not None and self.reward is None:
+            raise ValueError("a command cannot score itself: add a `reward` section")
+        return self
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:

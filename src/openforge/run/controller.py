@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from openforge.engines.training import TrainEngine
 from openforge.pool import Recovery, Scheduler
@@ -107,8 +107,6 @@ class Controller:
         async with self._agents:
             rollout = Rollout(id=uuid.uuid4().hex, task_id=task.id, unit=number, index=index, attempt=attempt)
             await self.services.runner.run(task, rollout, self._sampling(number, index))
-        if self.services.gateway.fault is not None:
-            raise self.services.gateway.fault
 
     def _sampling(self, number: int, index: int) -> Sampling:
         """The run's sampling with a seed of its own for every place of every unit."""
@@ -145,7 +143,8 @@ class Controller:
         began = time.monotonic()
         version = self.trainer.version
         batch = await self._in_trainer(lambda: make_batch([self._group(number) for number in numbers], self.config.train, version))
-        self._check_scored(batch)
+        if batch.row["scored"] == 0:
+            await self._give_up(numbers, batch)
         row: Row = {"step": self.step + 1, "version": version, **batch.row}
         if batch.tree is not None:
             trees, temperature = [batch.tree], self.config.rollout.sampling.temperature
@@ -166,14 +165,19 @@ class Controller:
         store = self.services.store
         return Group(unit=number, members=[(rollout, store.calls(rollout.id)) for rollout in store.group(number)])
 
-    def _check_scored(self, batch: Batch) -> None:
-        """A step in which no rollout at all was scored is a broken set-up, not a hard batch: say so instead of burning hours."""
-        if batch.row["scored"] == 0:
-            first = batch.rollouts[0]
-            raise UserError(
-                f"step {self.step + 1}: none of {len(batch.rollouts)} rollouts was scored; the first ended "
-                f"as {first.outcome} ({first.detail}); its output is in {self.services.runner.run_dir.logs / first.id}"
-            )
+    async def _give_up(self, numbers: list[int], batch: Batch) -> NoReturn:
+        """A step in which no rollout at all was scored is a broken set-up, not a hard batch: say so instead of burning hours.
+
+        Its units are evicted, so that the run goes on with fresh ones once the set-up is mended.
+        """
+        await self._checkpoint()
+        for number in numbers:
+            await self.services.store.evict_unit(number, "no rollout was scored")
+        first, run_dir = batch.rollouts[0], self.services.runner.run_dir
+        raise UserError(
+            f"step {self.step + 1}: none of {len(batch.rollouts)} rollouts was scored; the first ended as {first.outcome} "
+            f"({first.detail}); its output is in {run_dir.logs / first.id}; mend it, then `openforge resume {run_dir.path}`"
+        )
 
     async def _checkpoint(self) -> None:
         if self.checkpoints.uncommitted:

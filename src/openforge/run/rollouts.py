@@ -14,11 +14,14 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 
 from openforge.agents import Agent, AgentContext
-from openforge.gateway import Access, Gateway
+from openforge.gateway import Access, Gateway, SessionSummary
 from openforge.pool import Store
 from openforge.rewards import RewardFunction, as_reward
 from openforge.run.rundir import RunDir
 from openforge.types import AgentResult, Outcome, Rollout, Sampling, Sandbox, SandboxError, Task
+
+CLEAN_UP_SECONDS = 30.0
+"""How long `agent_postprocess` may take, also after the deadline."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +42,10 @@ class RolloutRunner:
     token_budget: int | None
 
     async def run(self, task: Task, rollout: Rollout, sampling: Sampling) -> Rollout:
-        """Run one rollout and return it ended. Cancellation ends it as `cancelled` and is then passed on."""
+        """Run one rollout and return it ended. Cancellation ends it as `cancelled` and is then passed on.
+
+        Raises what the call log failed with, once it has: a run that cannot record must stop.
+        """
         rollout = replace(rollout, started_at=time.time())
         await self.store.start_rollout(rollout)
         access = self.gateway.open(rollout.id, sampling=sampling, token_budget=self.token_budget)
@@ -49,7 +55,10 @@ class RolloutRunner:
             # Shielded: a second Ctrl-C must not leave a session open or a rollout without its end.
             await asyncio.shield(self._finish(replace(rollout, outcome=Outcome.CANCELLED, detail="the run was stopped")))
             raise
-        return await asyncio.shield(self._finish(ended))
+        ended = await asyncio.shield(self._finish(ended))
+        if self.gateway.fault is not None:
+            raise self.gateway.fault
+        return ended
 
     async def _attempt(self, task: Task, rollout: Rollout, access: Access) -> Rollout:
         """Run the hooks under the one deadline."""
@@ -57,8 +66,11 @@ class RolloutRunner:
         try:
             async with asyncio.timeout(self.deadline), self._context(task, rollout, access) as context:
                 result = await self._work(context)
+                # The session closes before scoring: a verifier's calls are not the agent's.
+                session = await self.gateway.close(rollout.id)
+                _check_engine(session)
                 scoring = True
-                return await self._score(context, rollout, result)
+                return await self._score(context, replace(rollout, output=result.output), result, session)
         except _Ended as end:
             return replace(rollout, outcome=end.outcome, detail=end.detail, output=end.output)
         except TimeoutError:
@@ -91,29 +103,30 @@ class RolloutRunner:
         try:
             with _ends(Outcome.ENV_ERROR, "agent_preprocess"):
                 await self.agent.agent_preprocess(context)
-            with _ends(Outcome.AGENT_ERROR, "agent_run"):
+            try:
                 return await self.agent.agent_run(context)
+            except SandboxError:
+                raise
+            except Exception as error:
+                _check_engine(await self.gateway.close(context.rollout_id))
+                raise _Ended(Outcome.AGENT_ERROR, _line("agent_run", error)) from error
         finally:
             with _ends(Outcome.ENV_ERROR, "agent_postprocess"):
-                await self.agent.agent_postprocess(context)
+                async with asyncio.timeout(CLEAN_UP_SECONDS):
+                    await self.agent.agent_postprocess(context)
 
-    async def _score(self, context: AgentContext, rollout: Rollout, result: AgentResult) -> Rollout:
-        """The outcome of an agent that ran its course, and its reward. The session closes first: a verifier's calls are not the agent's."""
-        session = await self.gateway.close(context.rollout_id)
-        truncated = session.truncated
-        if session.error is not None:
-            raise _Ended(Outcome.ENV_ERROR, f"the rollout engine failed a call: {session.error}"[:500], result.output)
-        if result.exit_code != 0 and not truncated:
+    async def _score(self, context: AgentContext, rollout: Rollout, result: AgentResult, session: SessionSummary) -> Rollout:
+        """The outcome of an agent that ran its course, and its reward."""
+        if result.exit_code != 0 and not session.truncated:
             last = result.stderr.strip().rsplit("\n", 1)[-1]
-            raise _Ended(Outcome.AGENT_ERROR, f"the agent exited with code {result.exit_code}: {last}"[:500], result.output)
+            raise _Ended(Outcome.AGENT_ERROR, f"the agent exited with code {result.exit_code}: {last}", result.output)
         with _ends(Outcome.ENV_ERROR, "the reward", result.output):
             reward = await self.agent.calculate_reward(context, result)
             if reward is None:
                 assert self.reward is not None, "neither the agent nor the run file says how to score"
                 reward = await self.reward(context.task, result)
             reward = as_reward(reward)
-        outcome = Outcome.TRUNCATED if truncated else Outcome.FINISHED
-        return replace(rollout, outcome=outcome, reward=reward, output=result.output)
+        return replace(rollout, outcome=Outcome.TRUNCATED if session.truncated else Outcome.FINISHED, reward=reward)
 
     async def _finish(self, rollout: Rollout) -> Rollout:
         await self.gateway.close(rollout.id)
@@ -127,20 +140,26 @@ class _Ended(Exception):
 
     def __init__(self, outcome: Outcome, detail: str, output: str = "") -> None:
         super().__init__(detail)
-        self.outcome, self.detail, self.output = outcome, detail, output
+        self.outcome, self.detail, self.output = outcome, detail[:500], output
 
 
 @contextmanager
 def _ends(outcome: Outcome, where: str, output: str = "") -> Iterator[None]:
-    """Turn an exception of a hook into the end of its rollout. Time-outs, the sandbox's own failures and cancellation pass through."""
+    """Turn an exception of a hook into the end of its rollout; the sandbox's own failures, and cancellation, pass through."""
     try:
         yield
-    except (TimeoutError, SandboxError):
+    except SandboxError:
         raise
     except Exception as error:
         raise _Ended(outcome, _line(where, error), output) from error
 
 
+def _check_engine(session: SessionSummary) -> None:
+    """Whatever the agent made of it, a call that the engine failed is no fault of the agent's."""
+    if session.error is not None:
+        raise _Ended(Outcome.ENV_ERROR, f"the rollout engine failed a call: {session.error}")
+
+
 def _line(where: str, error: Exception) -> str:
     text = " ".join(str(error).split())
-    return f"{where} failed: {type(error).__name__}: {text}"[:500]
+    return f"{where} failed: {type(error).__name__}: {text}"

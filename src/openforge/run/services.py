@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoTokenizer
 
 from openforge.agents import load_agent
 from openforge.engines.rollout import TorchEngine
@@ -22,7 +22,7 @@ from openforge.run.config import RunConfig
 from openforge.run.rollouts import RolloutRunner
 from openforge.run.rundir import RunDir
 from openforge.sandbox import ProcessSandbox
-from openforge.types import RolloutEngine, UserError
+from openforge.types import RolloutEngine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +40,11 @@ async def services(config: RunConfig, run_dir: RunDir, store: Store, model_dir: 
         sandbox = ProcessSandbox(config.agent.preload)
         stack.push_async_callback(sandbox.close)
         agent = load_agent(config.agent, config.base_dir)
+        agent.check()
         reward = load_reward(config.reward, config.base_dir, sandbox) if config.reward else None
-        engine = TorchEngine(model_dir, dtype=config.rollout.dtype, max_batch=config.rollout.concurrency)
+        engine = TorchEngine(
+            model_dir, dtype=config.rollout.dtype, max_batch=config.rollout.concurrency, kv_tokens=config.rollout.kv_tokens
+        )
         stack.push_async_callback(engine.close)
         gateway = make_gateway(config, model_dir, engine, store)
         address = await stack.enter_async_context(listen(gateway, host=config.gateway.host, port=config.gateway.port))
@@ -68,13 +71,5 @@ def make_gateway(config: RunConfig, model_dir: Path, engine: RolloutEngine, stor
         tokenizer=tokenizer,
         log=store,
         model_name=config.name,
-        context_length=context_length(model_dir),
+        context_length=engine.context_length,
     )
-
-
-def context_length(model_dir: Path) -> int:
-    """How many tokens the model was made for. Raises `UserError` when its config does not say."""
-    length = getattr(AutoConfig.from_pretrained(model_dir), "max_position_embeddings", None)
-    if not isinstance(length, int):
-        raise UserError(f"{model_dir}/config.json has no max_position_embeddings: the context length is unknown; add it there")
-    return length

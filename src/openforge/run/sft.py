@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+from pydantic import Field
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
@@ -32,10 +33,10 @@ class SftSettings(Settings):
 
     data: Path
     """JSONL; each line an object with `messages` and, optionally, `tools`, as in a Chat Completions request."""
-    epochs: int = 1
-    batch_size: int = 8
+    epochs: int = Field(default=1, ge=1)
+    batch_size: int = Field(default=8, ge=1)
     """Transcripts an optimizer step."""
-    learning_rate: float = 1e-5
+    learning_rate: float = Field(default=1e-5, gt=0)
 
 
 def fine_tune(

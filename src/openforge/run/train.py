@@ -16,7 +16,7 @@ from typing import Any
 from openforge.engines.training import TrainEngine
 from openforge.pool import Recovery, Store
 from openforge.run.checkpoints import Checkpoints
-from openforge.run.config import RunConfig
+from openforge.run.config import RunConfig, save_resolved
 from openforge.run.controller import Controller
 from openforge.run.evaluate import BASE, END, START, evaluate
 from openforge.run.live import LiveView
@@ -39,9 +39,13 @@ def train(config: RunConfig, run_dir: RunDir) -> bool:
 def evaluation(config: RunConfig) -> list[dict[str, object]]:
     """Only evaluate: the held-out tasks with the run file's model, in a run directory of its own."""
 
+    if not config.tasks.eval_sets():
+        raise UserError("this run file names no held-out tasks: add `tasks.eval`")
+
     async def go() -> list[dict[str, object]]:
         path = config.run_dir.with_name(f"{config.run_dir.name}-eval-{time.strftime('%Y%m%d-%H%M%S')}")
         run_dir = RunDir.create(path)
+        save_resolved(config, run_dir.config)
         with MetricsWriter(run_dir) as metrics, LiveView(total_steps=0, title=config.name) as view:
             run = Run(config, run_dir, metrics, view)
             with Store.open(run_dir.database) as store:
@@ -76,7 +80,7 @@ class Run:
         self._config, self._run_dir, self._metrics, self._view = config, run_dir, metrics, view
         self._tasks = load_tasks(config.tasks.train)
         self._held_out = {name: load_tasks(path)[: config.eval.limit] for name, path in config.tasks.eval_sets().items()}
-        self._done = {(row["label"], row["set"]) for row in read_metrics(run_dir.metrics) if row["kind"] == "eval"}
+        self._done: set[tuple[str, str, int]] = set()
 
     async def go(self) -> bool:
         """True when the run reached its end, False when Ctrl-C stopped it."""
@@ -84,10 +88,14 @@ class Run:
         with Store.open(self._run_dir.database) as store:
             checkpoints = Checkpoints(run_dir=self._run_dir, store=store)
             recovery = await checkpoints.recover()
+            self._metrics.rewind(recovery.step)
+            rows = read_metrics(self._run_dir.metrics)
+            self._done = {(row["label"], row["set"], row["step"]) for row in rows if row["kind"] == "eval"}
             start = base if recovery.checkpoint is None else self._run_dir.checkpoint(recovery.step)
             async with services(self._config, self._run_dir, store, start) as running:
                 trainer = await self._trainer(running, recovery, base, checkpoints)
-                await self.evaluate(running, START, recovery.step)
+                if recovery.step == 0:
+                    await self.evaluate(running, START, 0)
                 finished = await self._learn(running, recovery, trainer, checkpoints)
                 if finished:
                     await self.evaluate(running, END, self._config.train.steps)
@@ -99,7 +107,6 @@ class Run:
         """The training engine as the newest checkpoint has it; on a new run the base model, after its cold start if there is one."""
         settings, path = self._config.train, self._run_dir.checkpoint(recovery.step)
         if recovery.checkpoint is not None:
-            self._metrics.rewind(recovery.step)
             trainer = await asyncio.to_thread(TrainEngine.restore, path, settings)
         elif self._config.sft is None:
             trainer = await asyncio.to_thread(TrainEngine, base, settings)
@@ -157,7 +164,7 @@ class Run:
         """The rows of all held-out sets that have no row with this label yet."""
         rows = []
         for name, tasks in self._held_out.items():
-            if (label, name) in self._done:
+            if (label, name, step) in self._done:
                 continue
             row = await evaluate(
                 running.runner,
@@ -169,7 +176,7 @@ class Run:
                 concurrency=self._config.rollout.concurrency,
                 on_progress=lambda done, total, name=name: self._view.phase(f"evaluating {name} ({label}) {done}/{total}"),  # type: ignore[misc]
             )
-            self._done.add((label, name))
+            self._done.add((label, name, step))
             rows.append(self._metrics.write(row))
             self._view.update(rows[-1])
         return rows
