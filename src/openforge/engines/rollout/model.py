@@ -129,6 +129,11 @@ def _load(path: Path, dtype: torch.dtype) -> Any:
         # Parameters only: buffers (rotary frequencies) keep their float32.
         if dtype is torch.float32 or id(parameter) not in kept:
             parameter.data = parameter.data.to(dtype)
+    if not torch.cuda.is_available():
+        for module in model.modules():
+            if isinstance(module, nn.Linear):
+                # Stored input-major, a matrix product with few rows is up to a quarter faster on CPUs: the library need not repack it.
+                module.weight.data = module.weight.data.t().contiguous().t()
     return model.eval()
 
 

@@ -26,10 +26,12 @@ def sample(logits: Tensor, samplings: Sequence[Sampling], uniforms: Sequence[flo
     top-k left (the smallest set of most likely tokens with at least that mass: Holtzman et al. 2020, section 3.1), then min-p relative to
     the most likely token (Nguyen et al. 2025, section 3). Raises FloatingPointError when the logits are not finite.
     """
-    logits.div_(torch.tensor([[s.temperature or 1.0] for s in samplings], device=logits.device))
-    top = logits.amax(-1, keepdim=True)
-    mass = torch.exp(logits - top)
-    buckets = torch.nn.functional.pad(mass, (0, -mass.shape[1] % _BUCKET)).view(len(mass), -1, _BUCKET)
+    if any(s.temperature not in (0, 1) for s in samplings):
+        logits.div_(torch.tensor([[s.temperature or 1.0] for s in samplings], device=logits.device))
+    mass = logits.sub_(logits.amax(-1, keepdim=True)).exp()
+    if missing := -mass.shape[1] % _BUCKET:
+        mass = torch.nn.functional.pad(mass, (0, missing))
+    buckets = mass.view(len(mass), -1, _BUCKET)
     cumulative = buckets.sum(-1).double().cumsum(-1)
     total = cumulative[:, -1:]
     if not total.isfinite().all():
@@ -46,7 +48,7 @@ def sample(logits: Tensor, samplings: Sequence[Sampling], uniforms: Sequence[flo
     greedy = [row for row, s in enumerate(samplings) if s.temperature == 0]
     if greedy:
         ids[greedy] = logits[greedy].argmax(-1, keepdim=True)
-    logprobs = (logits.gather(1, ids) - top).double() - total.log()
+    logprobs = logits.gather(1, ids).double() - total.log()
 
     cut = [row for row, s in enumerate(samplings) if s.temperature > 0 and (s.top_k > 0 or s.top_p < 1 or s.min_p > 0)]
     if cut:

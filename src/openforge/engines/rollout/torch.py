@@ -90,6 +90,15 @@ class TorchEngine:
         self._thread.start()
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Of the model's body."""
+        return self._model.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._model.device
+
+    @property
     def context_length(self) -> int:
         """Tokens of prompt and reply together that fit."""
         return self._scheduler.context
