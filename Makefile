@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup quickstart test check lint format clean
+.PHONY: setup quickstart seeds test check lint format clean
 
 setup: .venv/.installed
 
@@ -14,7 +14,11 @@ setup: .venv/.installed
 
 quickstart: setup
 	$(BIN)/openforge models fetch smollm2-135m-instruct
-	cd examples/calculator && ../../$(BIN)/openforge train run.yaml
+	$(BIN)/openforge train examples/calculator/run.yaml --set run_dir=runs/quickstart-$$(date +%Y%m%d-%H%M%S)
+
+seeds: setup
+	$(BIN)/openforge models fetch smollm2-135m-instruct
+	$(BIN)/python examples/calculator/seeds.py 0 1 2
 
 lint: setup
 	$(BIN)/ruff check .

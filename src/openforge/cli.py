@@ -117,13 +117,13 @@ def bench(
     json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
 ) -> None:
     """Measure, side by side with what others do, and hold the result to its bar."""
-    from openforge.bench import BENCHES
+    from openforge.bench import BENCHES, show
 
     if name not in BENCHES:
         raise UserError(f"bench: no benchmark '{name}'; there are: {', '.join(BENCHES)}")
-    result = BENCHES[name](model=model, repeats=repeats)
-    result.show(json=json)
-    if not result.ok:
+    result = BENCHES[name](model, repeats)
+    show(result, as_json=json)
+    if not all(bar.ok for bar in result.bars):
         raise typer.Exit(1)
 
 

@@ -18,6 +18,7 @@ import tempfile
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -101,6 +102,17 @@ def resolve_model(path: str, folder: Path) -> Path:
     except Exception as error:  # the hub's client raises errors of many kinds, and each means the same here
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(f"model.path: {path} is no folder under {folder}, and the model hub did not give it: {reason}") from error
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The folder's tokenizer (a Hugging Face fast tokenizer). Raises `UserError` where there is none that loads."""
+    from transformers import AutoTokenizer  # seconds of imports that naming a model does not need
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().split("\n", 1)[0]
+        raise UserError(f"{folder}: no tokenizer loads ({reason}): put tokenizer.json and tokenizer_config.json there") from None
 
 
 def missing_model(path: str, folder: Path) -> str | None:

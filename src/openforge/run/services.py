@@ -10,8 +10,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from transformers import AutoTokenizer
-
 from openforge.agents import load_agent
 from openforge.engines.rollout import TorchEngine
 from openforge.gateway import Gateway, listen
@@ -19,6 +17,7 @@ from openforge.gateway.formats import load_format
 from openforge.pool import Store
 from openforge.rewards import load_reward
 from openforge.run.config import RunConfig
+from openforge.run.models import load_tokenizer
 from openforge.run.rollouts import RolloutRunner
 from openforge.run.rundir import RunDir
 from openforge.sandbox import ProcessSandbox
@@ -64,7 +63,7 @@ async def services(config: RunConfig, run_dir: RunDir, store: Store, model_dir: 
 
 
 def make_gateway(config: RunConfig, model_dir: Path, engine: RolloutEngine, store: Store) -> Gateway:
-    tokenizer = AutoTokenizer.from_pretrained(model_dir)
+    tokenizer = load_tokenizer(model_dir)
     return Gateway(
         engine=engine,
         format=load_format(config.model.format, tokenizer),

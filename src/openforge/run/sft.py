@@ -14,7 +14,6 @@ import msgspec
 import numpy as np
 from pydantic import Field
 from tokenizers import Tokenizer
-from transformers import AutoTokenizer
 
 from openforge.engines.training import TrainEngine, TrainSettings
 from openforge.gateway.dialects.chat import read_messages, read_tools
@@ -22,6 +21,7 @@ from openforge.gateway.formats import Format, load_format
 from openforge.gateway.text import encode, own_tokenizer
 from openforge.gateway.turn import Message, Tool
 from openforge.rl import token_weights
+from openforge.run.models import load_tokenizer
 from openforge.trees import build
 from openforge.types import LineageKind, Settings, Trajectory, UserError
 
@@ -43,7 +43,7 @@ def fine_tune(
     model_dir: Path, config: SftSettings, *, train: TrainSettings, format_name: str | None, seed: int, report: Report
 ) -> TrainEngine:
     """Fine-tune the model in `model_dir`; returns the engine that holds it. `report` gets each step's metrics, its number and the total."""
-    tokenizer = AutoTokenizer.from_pretrained(model_dir)
+    tokenizer = load_tokenizer(model_dir)
     rows = load_transcripts(config.data, load_format(format_name, tokenizer), own_tokenizer(tokenizer))
     batches = list(_batches(rows, config, seed))
     update = {"loss": "nll", "learning_rate": config.learning_rate, "steps": len(batches), "warmup_steps": 0, "decay": "linear"}
