@@ -36,53 +36,47 @@ def token_logprobs(
 
 
 class _Head(torch.autograd.Function):
-    """`index` is sorted, so that the contributions of a chunk of rows are contiguous."""
+    """`index` is sorted, so that the contributions of a chunk of rows are contiguous. `rows` are divided by the temperature, not logits:
+    every pass over an array as wide as the vocabulary counts."""
 
     @staticmethod
     def forward(
         ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None, index: Tensor, targets: Tensor, temperature: float
     ) -> tuple[Tensor, Tensor]:
-        logprob = rows.new_empty(len(index))
-        logsumexp, entropy = rows.new_empty(len(rows)), rows.new_empty(len(rows))
+        rows = rows / temperature
+        bias = None if bias is None else bias / temperature
+        logprob, entropy = rows.new_empty(len(index)), rows.new_empty(len(rows))
         bounds = _bounds(index, len(rows))
         for chunk, (low, high) in enumerate(bounds):
             span = slice(chunk * CHUNK, min((chunk + 1) * CHUNK, len(rows)))
-            logits = _logits(rows[span], weight, bias, temperature)
-            logprob[low:high] = logits[index[low:high] - span.start, targets[low:high]]
-            logsumexp[span] = torch.logsumexp(logits, -1)
-            # in place: p log p summed without another vocabulary-wide array per step
-            probability = (logits - logsumexp[span].unsqueeze(-1)).exp_()
-            entropy[span] = logsumexp[span] - torch.einsum("pv,pv->p", probability, logits)
-        logprob -= logsumexp[index]
-        ctx.save_for_backward(rows, weight, bias, index, targets, logsumexp)
+            logits = torch.nn.functional.linear(rows[span], weight, bias)
+            logprobs = torch.log_softmax(logits, -1)
+            logprob[low:high] = logprobs[index[low:high] - span.start, targets[low:high]]
+            entropy[span] = -torch.einsum("pv,pv->p", torch.exp(logprobs, out=logits), logprobs)
+        ctx.save_for_backward(rows, weight, bias, index, targets)
         ctx.temperature, ctx.bounds = temperature, bounds
         ctx.mark_non_differentiable(entropy)
         return logprob, entropy
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        rows, weight, bias, index, targets, logsumexp = ctx.saved_tensors
+        rows, weight, bias, index, targets = ctx.saved_tensors
         grad = grads[0]
-        total = torch.zeros_like(logsumexp).index_add_(0, index, grad)
+        total = torch.zeros_like(rows[:, 0]).index_add_(0, index, grad)
         d_rows = torch.empty_like(rows)
         d_weight = torch.zeros_like(weight)
         d_bias = None if bias is None else torch.zeros_like(bias)
         for chunk, (low, high) in enumerate(ctx.bounds):
             span = slice(chunk * CHUNK, min((chunk + 1) * CHUNK, len(rows)))
-            d_logits = _logits(rows[span], weight, bias, ctx.temperature)
-            d_logits.sub_(logsumexp[span].unsqueeze(-1)).exp_().mul_(-total[span].unsqueeze(-1))
+            d_logits = torch.softmax(torch.nn.functional.linear(rows[span], weight, bias), -1)
+            d_logits.mul_(-total[span].unsqueeze(-1))
+            # flat, because adding along one dimension is deterministic where several contributions share position and target
             d_logits.view(-1).index_add_(0, (index[low:high] - span.start) * len(weight) + targets[low:high], grad[low:high])
-            d_logits.div_(ctx.temperature)
             d_rows[span] = d_logits @ weight
             d_weight.addmm_(d_logits.t(), rows[span])
             if d_bias is not None:
                 d_bias += d_logits.sum(0)
-        return d_rows, d_weight, d_bias, None, None, None
-
-
-def _logits(rows: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
-    logits = torch.nn.functional.linear(rows, weight, bias)
-    return logits if temperature == 1.0 else logits.div_(temperature)
+        return d_rows / ctx.temperature, d_weight, None if d_bias is None else d_bias / ctx.temperature, None, None, None
 
 
 def _bounds(index: Tensor, rows: int) -> list[tuple[int, int]]:
