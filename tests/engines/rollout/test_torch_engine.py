@@ -176,14 +176,16 @@ async def test_every_token_of_an_update_in_flight_has_the_logprob_of_its_version
         streams = [engine.generate(system + prompt_of(2 + i, i), sampling) for i in range(4)]
         drain = asyncio.create_task(collect(engine, system, Sampling(max_tokens=40, seed=1), VersionPolicy.DRAIN))
         tokens: list[list[SampledToken]] = [[] for _ in streams]
+        under_way = asyncio.Event()
 
         async def consume(index: int) -> None:
             async for chunk in streams[index]:
                 tokens[index] += chunk.tokens
+                if all(len(t) > 3 for t in tokens):
+                    under_way.set()
 
         tasks = [asyncio.create_task(consume(i)) for i in range(4)]
-        while not all(len(t) > 3 for t in tokens):
-            await asyncio.sleep(0.001)
+        await under_way.wait()
         await engine.update_weights(1, weights)
         await asyncio.gather(*tasks)
         drained, _ = await drain
@@ -355,7 +357,9 @@ def test_any_arrivals_lengths_and_cancels(tiny_model: TinyModel, data: st.DataOb
                 if len(prompt) >= engine.context_length:
                     return
                 sampling = SETTINGS[index % len(SETTINGS)]
-                sampling = Sampling(temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k, max_tokens=new, seed=index)
+                sampling = Sampling(
+                    temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k, max_tokens=new, seed=index
+                )
                 await asyncio.sleep(delay / 1000)
                 tokens: list[SampledToken] = []
                 stream = engine.generate(prompt, sampling)

@@ -25,7 +25,7 @@ from openforge.engines.rollout.settings import DType
 from openforge.engines.rollout.stops import Decode, load_decode, reached
 from openforge.types import EngineStats, FinishReason, GenerationChunk, PromptTooLong, SampledToken, Sampling, VersionPolicy, Weights
 
-_STEP_TOKENS = 256
+_STEP_TOKENS = 512
 
 
 class _Stream:
