@@ -16,7 +16,7 @@ from agent import CALCULATOR, SYSTEM, call_tool  # type: ignore[import-not-found
 SEED = 7
 TRAIN, HELD_OUT, DEMONSTRATIONS = 1400, 128, 48
 
-EXPRESSIONS = {"add": "{a} + {b}", "subtract": "{a} - {b}", "multiply": "{a} * {b}", "divide": "{a} / {b}"}
+EXPRESSIONS = {"add": "{a} + {b}", "subtract": "{a} - {b}", "multiply": "{a} * {b}"}
 
 PHRASINGS = {
     "add": [
@@ -52,17 +52,6 @@ PHRASINGS = {
         "{items} cost {a} cents each. {name} buys {b}. How many cents is that?",
         "{name} stacks {b} piles of {a} {items}. How many {items} are in the piles?",
     ],
-    "divide": [
-        "What is {a} divided by {b}?",
-        "{name} shares {a} {items} equally among {b} people. How many does each get?",
-        "{a} {items} are packed evenly into {b} boxes. How many go into each?",
-        "{name} puts {a} {items} into bags of {b}. How many bags does {name} need?",
-        "{b} workers split {a} dollars evenly. How much does each one get?",
-        "{name} reads {a} pages in {b} days, the same number every day. How many a day?",
-        "{a} {items} stand in {b} equal rows. How many are in a row?",
-        "How many groups of {b} can {name} make from {a} {items}?",
-        "{name} pays {a} dollars in {b} equal parts. How much is one part?",
-    ],
 }
 
 UNSEEN_PHRASINGS = {
@@ -83,12 +72,6 @@ UNSEEN_PHRASINGS = {
         "{name} plants {a} rows of {b} trees. How many trees are planted?",
         "Every one of {a} buses carries {b} {items}. How many {items} are carried?",
         "{friend} sells {a} tickets every week for {b} weeks. How many are sold?",
-    ],
-    "divide": [
-        "{a} {items} are dealt out to {b} players in equal shares. How big is one share?",
-        "A rope of {a} cm is cut into {b} equal pieces. How long is a piece?",
-        "{name} spreads {a} seeds evenly over {b} fields. How many seeds per field?",
-        "A prize of {a} dollars goes to {b} winners in equal amounts. What does one winner get?",
     ],
 }
 
@@ -114,13 +97,8 @@ def operands(rng: random.Random, operation: str, held_out: bool) -> tuple[int, i
             return number(rng, 10_000, 100_000, held_out), number(rng, 1_000, 100_000, held_out)
         case "subtract":
             return number(rng, 50_000, 100_000, held_out), number(rng, 1_000, 50_000, held_out)
-        case "multiply":
-            return number(rng, 1_000, 10_000, held_out), number(rng, 12, 1_000, held_out)
         case _:
-            while True:
-                b, quotient = number(rng, 12, 100, held_out), rng.randrange(100, 1_000)
-                if (b * quotient % 7 == 3) == held_out:
-                    return b * quotient, b
+            return number(rng, 1_000, 10_000, held_out), number(rng, 12, 1_000, held_out)
 
 
 @dataclass(frozen=True)

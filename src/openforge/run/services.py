@@ -5,6 +5,7 @@ Invariant: everything opened here is closed in reverse order, so that no call is
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -42,7 +43,11 @@ async def services(config: RunConfig, run_dir: RunDir, store: Store, model_dir: 
         agent.check()
         reward = load_reward(config.reward, config.base_dir, sandbox) if config.reward else None
         engine = TorchEngine(
-            model_dir, dtype=config.rollout.dtype, max_batch=config.rollout.concurrency, kv_tokens=config.rollout.kv_tokens
+            model_dir,
+            dtype=config.rollout.dtype,
+            max_batch=config.rollout.concurrency,
+            kv_tokens=config.rollout.kv_tokens,
+            threads=half_the_cores(),
         )
         stack.push_async_callback(engine.close)
         gateway = make_gateway(config, model_dir, engine, store)
@@ -72,3 +77,8 @@ def make_gateway(config: RunConfig, model_dir: Path, engine: RolloutEngine, stor
         model_name=config.name,
         context_length=engine.context_length,
     )
+
+
+def half_the_cores() -> int:
+    """CPU threads of the rollout engine, and of the trainer: given all, each would wait at every barrier for a core the other holds."""
+    return max(1, (os.cpu_count() or 1) // 2)

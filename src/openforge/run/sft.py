@@ -6,6 +6,7 @@ included, are trained: what the model learns to write is what the gateway will l
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -47,7 +48,7 @@ def fine_tune(
     rows = load_transcripts(config.data, load_format(format_name, tokenizer), own_tokenizer(tokenizer))
     batches = list(_batches(rows, config, seed))
     update = {"loss": "nll", "learning_rate": config.learning_rate, "steps": len(batches), "warmup_steps": 0, "decay": "linear"}
-    engine = TrainEngine(model_dir, train.model_copy(update=update))
+    engine = TrainEngine(model_dir, train.model_copy(update=update), threads=os.cpu_count())
     for step, batch in enumerate(batches, 1):
         tree = build(batch, {"": 1.0}, token_weights(batch, "token"))
         report(engine.step([tree]), step, len(batches))

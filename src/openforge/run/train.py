@@ -24,10 +24,13 @@ from openforge.run.metrics import MetricsWriter, read_metrics
 from openforge.run.models import resolve_model
 from openforge.run.report import write_report
 from openforge.run.rundir import RunDir
-from openforge.run.services import Services, services
+from openforge.run.services import Services, half_the_cores, services
 from openforge.run.sft import fine_tune
 from openforge.tasks import TaskOrder, load_tasks
 from openforge.types import UserError
+
+BASE_TASKS = 32
+"""The base model is only looked at, for the record of what the cold start added; the run's claim rests on the other evaluations."""
 
 
 def train(config: RunConfig, run_dir: RunDir) -> bool:
@@ -107,14 +110,14 @@ class Run:
         """The training engine as the newest checkpoint has it; on a new run the base model, after its cold start if there is one."""
         settings, path = self._config.train, self._run_dir.checkpoint(recovery.step)
         if recovery.checkpoint is not None:
-            trainer = await asyncio.to_thread(TrainEngine.restore, path, settings)
+            trainer = await asyncio.to_thread(TrainEngine.restore, path, settings, threads=half_the_cores())
         elif self._config.sft is None:
-            trainer = await asyncio.to_thread(TrainEngine, base, settings)
+            trainer = await asyncio.to_thread(TrainEngine, base, settings, threads=half_the_cores())
         else:
             await self.evaluate(running, BASE, 0)
             await asyncio.to_thread(self._cold_start, base, path)
             await checkpoints.commit(0, 0, lambda: None)
-            trainer = await asyncio.to_thread(TrainEngine, path, settings)
+            trainer = await asyncio.to_thread(TrainEngine, path, settings, threads=half_the_cores())
         # Weight versions are never used twice: what was sampled by weights that a crash lost keeps numbers of its own.
         trainer.version = max(trainer.version, await asyncio.to_thread(running.store.newest_version)) + 1
         await running.engine.update_weights(trainer.version, trainer.weights())
@@ -164,6 +167,8 @@ class Run:
         """The rows of all held-out sets that have no row with this label yet."""
         rows = []
         for name, tasks in self._held_out.items():
+            if label == BASE:
+                tasks = tasks[:BASE_TASKS]
             if (label, name, step) in self._done:
                 continue
             row = await evaluate(
