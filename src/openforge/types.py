@@ -294,10 +294,6 @@ class MaskReason(enum.StrEnum):
     """The rollout has no reward: environment error, timeout without score, cancelled."""
     ZERO_VARIANCE = "zero_variance"
     """All rollouts of the group have the same reward: no gradient."""
-    STALE = "stale"
-    """The weights that sampled it are older than the staleness bound allows."""
-    TOO_LONG = "too_long"
-    EVICTED = "evicted"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig
 
 from openforge.bench.frame import BenchResult, at_least, median
 from openforge.engines.rollout import TorchEngine
-from openforge.engines.rollout.settings import DType
+from openforge.engines.rollout.model import DType
 from openforge.types import Sampling, UserError
 
 PROMPT_TOKENS = 100

@@ -7,15 +7,17 @@ float32 whatever the body's dtype is.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from openforge.engines.rollout.attention import NAME, Probe, Step, register
-from openforge.engines.rollout.settings import DType
 from openforge.types import UserError, Weights
+
+DType = Literal["auto", "float32", "bfloat16"]
+"""Of the model's body; `auto` is bfloat16 where the hardware multiplies it natively, else float32."""
 
 
 class Model:

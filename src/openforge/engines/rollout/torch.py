@@ -18,10 +18,9 @@ import torch
 
 from openforge.engines.rollout.batch import build
 from openforge.engines.rollout.kv import BLOCK, KV, Arena
-from openforge.engines.rollout.model import Model
+from openforge.engines.rollout.model import DType, Model
 from openforge.engines.rollout.sampler import sample
 from openforge.engines.rollout.scheduler import Request, Scheduler
-from openforge.engines.rollout.settings import DType
 from openforge.engines.rollout.stops import Decode, load_decode, reached
 from openforge.types import EngineStats, FinishReason, GenerationChunk, PromptTooLong, SampledToken, Sampling, VersionPolicy, Weights
 

@@ -34,4 +34,3 @@ class TrainSettings(Settings):
     tokens_per_microbatch: int = Field(default=8192, ge=1)
     checkpoint_every: int = Field(default=10, ge=1)
     """In optimizer steps."""
-    seed: int = 0
