@@ -109,7 +109,7 @@ class Problem:
     answer: str
 
     def task(self, id: str) -> dict[str, Any]:
-        return {"id": id, "instruction": self.text, "answer": int(self.answer), "operation": self.operation}
+        return {"id": id, "domain": self.operation, "instruction": self.text, "answer": int(self.answer)}
 
     def demonstration(self) -> dict[str, Any]:
         """The chat in which an agent solves the problem with one tool call."""
