@@ -5,16 +5,14 @@ from __future__ import annotations
 import base64
 import time
 from pathlib import Path
-from typing import Any
 
 import jinja2
-from transformers import AutoTokenizer
 
 from openforge.pool import Store
 from openforge.run.config import RunConfig, read_config
 from openforge.run.live import duration, number, percent
 from openforge.run.metrics import read_metrics
-from openforge.run.models import resolve_model
+from openforge.run.models import load_tokenizer, resolve_model
 from openforge.run.report.plots import draw
 from openforge.run.report.rollouts import Decoder, NumberDecoder, RolloutView, select, view
 from openforge.run.report.summary import STAGES, Summary, summarise
@@ -86,8 +84,7 @@ def _rollouts(run: RunDir, config: RunConfig) -> list[RolloutView]:
 def _decoder(run: RunDir, config: RunConfig) -> Decoder:
     try:
         folder = run.latest_checkpoint() or resolve_model(config.model.path, config.base_dir)
-        tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-    except (UserError, OSError, ValueError):
+        decoder: Decoder = load_tokenizer(folder)
+    except UserError:
         return NumberDecoder()
-    decoder: Decoder = tokenizer
     return decoder
