@@ -230,10 +230,27 @@ class Fork(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Speaker:
+    """What a client's own headers and fields tell of who is speaking. Evidence only; empty where it tells nothing."""
+
+    session: str | None = None
+    """The client's conversation."""
+    agent: str | None = None
+    """The sub-agent; None where the client names none, which is how it names its main agent."""
+    parent: str | None = None
+    """The agent that started it."""
+    purpose: str | None = None
+    """What the call is for, in one word: `count_tokens`, `compact`, `review`, …"""
+    retry: int = 0
+    """How often the client's SDK has tried this request before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
     """One model call, as recorded: append-only, and O(new tokens) in size.
 
     The prompt is `(parent.prompt + parent.sampled)[:shared] + delta`; without a parent, `shared` is 0 and `delta` is the whole prompt.
+    A call that an upstream API answered is known as text only: its token fields are empty, never invented.
     A call with a parent and no `fork` has `shared == len(parent.prompt) + len(parent.sampled)`: it literally begins with its parent's ids.
     """
 
@@ -256,6 +273,7 @@ class Call:
     sampling parameters and unknown fields stay in it, recorded and not obeyed."""
     response: dict[str, Any]
     """The reply as a canonical message: role, content, reasoning, tool_calls."""
+    speaker: Speaker = Speaker()
     error: str | None = None
     started_at: float
     first_token_at: float | None = None

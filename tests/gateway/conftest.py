@@ -15,8 +15,9 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from openforge.gateway import Gateway, listen
+from openforge.gateway import EngineBackend, Gateway, listen
 from openforge.gateway.formats import load_format
+from openforge.gateway.relay import Patience
 from openforge.gateway.text import encode, own_tokenizer
 from openforge.types import Call, EngineStats, FinishReason, GenerationChunk, PromptTooLong, SampledToken, Sampling, VersionPolicy, Weights
 
@@ -181,7 +182,7 @@ class House:
         """An unmodified SDK client on a freshly opened rollout."""
         access = self.gateway.open(rollout, sampling=sampling or Sampling(), token_budget=token_budget)
         return await self.stack.enter_async_context(
-            openai.AsyncOpenAI(base_url=self.address + access.path, api_key=access.api_key, max_retries=0)
+            openai.AsyncOpenAI(base_url=self.address + access.path + "/v1", api_key=access.api_key, max_retries=0)
         )
 
     async def recorded(self, count: int) -> list[Call]:
@@ -197,20 +198,15 @@ async def house() -> AsyncIterator[House]:
 
 
 class build_house:
-    def __init__(self, *, context_length: int = 1 << 20) -> None:
+    def __init__(self, *, context_length: int = 1 << 20, patience: Patience | None = None) -> None:
         self._context_length = context_length
+        self._patience = patience or Patience()
 
     async def __aenter__(self) -> House:
         self._stack = AsyncExitStack()
         engine, log = ScriptedEngine(TINY), MemoryLog()
-        gateway = Gateway(
-            engine=engine,
-            format=load_format(None, TINY),
-            tokenizer=TINY,
-            log=log,
-            model_name="tiny",
-            context_length=self._context_length,
-        )
+        engine.context_length = self._context_length
+        gateway = Gateway(EngineBackend(engine, load_format(None, TINY), TINY), log, model_name="tiny", patience=self._patience)
         address = await self._stack.enter_async_context(listen(gateway))
         return House(gateway, engine, log, address, self._stack)
 

@@ -160,9 +160,9 @@ async def test_rollouts_are_told_apart_by_path_or_by_key(house):
 
         assert await status("/v1", {"authorization": f"Bearer {two.api_key}"}) == 200
         assert await status("/v1", {"x-api-key": one.api_key}) == 200
-        assert await status(one.path, {"authorization": "Bearer sk-made-up"}) == 200
-        assert await status(one.path, {}) == 200
-        assert await status(one.path, {"authorization": f"Bearer {two.api_key}"}) == 403
+        assert await status(one.path + "/v1", {"authorization": "Bearer sk-made-up"}) == 200
+        assert await status(one.path + "/v1", {}) == 200
+        assert await status(one.path + "/v1", {"authorization": f"Bearer {two.api_key}"}) == 403
         assert await status("/v1", {}) == 401
         assert await status("/r/three/v1", {}) == 404
     assert [call.rollout_id for call in house.log.calls] == ["two", "one", "one", "one"]

@@ -5,6 +5,7 @@ Invariant: an agent learns where its model is and nothing else; that it is being
 
 from openforge.agents.command import CommandAgent as CommandAgent
 from openforge.agents.context import AgentContext as AgentContext
+from openforge.agents.environment import BASE_PATHS as BASE_PATHS
 from openforge.agents.hooks import Agent as Agent
 from openforge.agents.load import load_agent as load_agent
 from openforge.agents.settings import AgentSettings as AgentSettings

@@ -17,7 +17,7 @@ class AgentContext:
     workspace: Path
     """The attempt's own folder, absolute and empty at first, removed when the attempt is over; the agent's program works in it."""
     base_url: str
-    """The model's endpoint, this attempt's own; it ends in /v1 for the chat dialect."""
+    """The model's endpoint, this attempt's own, as the agent's dialect wants it: it ends in /v1 for `chat` and `responses`."""
     api_key: str
     model: str
     sandbox: Sandbox

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Self
 
 from pydantic import ConfigDict, Field, model_validator
 
+from openforge.agents.environment import Dialect
 from openforge.runfile.durations import Seconds
 from openforge.types import Settings
 
@@ -19,8 +20,10 @@ class AgentSettings(Settings):
     """The program and its arguments, with the placeholders {base_url} {model} {instruction} {workspace} {api_key}; see `CommandAgent`."""
     class_: str | None = Field(None, alias="class")
     """`file.py:ClassName`, relative to the run file, or `module:ClassName`: a subclass of `Agent`."""
-    dialect: Literal["chat"] = "chat"
-    """What the agent speaks; decides the variables that tell it its model: for `chat` OPENAI_BASE_URL, OPENAI_API_KEY, OPENAI_MODEL."""
+    dialect: Dialect = "chat"
+    """What the agent speaks; decides the variables that tell it its model. `chat` and `responses`: OPENAI_BASE_URL, OPENAI_API_KEY,
+    OPENAI_MODEL; `messages`: ANTHROPIC_BASE_URL, ANTHROPIC_API_KEY, ANTHROPIC_MODEL; `gemini`:
+    GOOGLE_GEMINI_BASE_URL, GEMINI_API_KEY, GEMINI_MODEL."""
     deadline: Seconds = 300.0
     """Wall-clock time of one attempt, the agent's hooks together."""
     env: dict[str, str] = Field(default={})

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from openforge.gateway.turn import Message, ToolCall
+from openforge.types import FinishReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,29 @@ class ToolCallDelta:
 
 
 ReplyEvent = TextDelta | ReasoningDelta | ToolCallDelta
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Token counts of one call."""
+
+    prompt_tokens: int
+    cached_tokens: int = 0
+    """Of these, tokens that the rollout's earlier calls hold already."""
+    sampled_tokens: int = 0
+    reasoning_tokens: int = 0
+    """Of the sampled ones, tokens that became reasoning."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """How a complete reply ended."""
+
+    finish: FinishReason
+    """STOP or LENGTH."""
+    usage: Usage
+    stop: str | None = None
+    """The stop string that ended it, if one did."""
 
 
 class Reply:

@@ -21,41 +21,34 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from openforge.gateway.backend import Backend
 from openforge.gateway.body import json_response, read_json
 from openforge.gateway.dialects import DIALECTS, Dialect
-from openforge.gateway.dialects.base import ApiError, ReplyHead
-from openforge.gateway.formats.base import Format
-from openforge.gateway.identity import identify
+from openforge.gateway.dialects.base import ApiError, ReplyHead, Target
+from openforge.gateway.identity import identify, speaker
 from openforge.gateway.recorder import Recorder
-from openforge.gateway.relay import Relay
+from openforge.gateway.relay import Patience, Relay
 from openforge.gateway.session import Session, SessionSummary
-from openforge.gateway.splice import Splicer
-from openforge.gateway.text import own_tokenizer
 from openforge.gateway.turn import Turn
-from openforge.types import Call, CallLog, PromptTooLong, RolloutEngine, Sampling, UserError
+from openforge.types import Call, CallLog, PromptTooLong, Sampling, Speaker, UserError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """How an agent reaches its rollout: the path below the gateway's address (ends in `/v1`), and the API key."""
+    """How an agent reaches its rollout: the path below the gateway's address (the dialects' own paths follow it), and the API key."""
 
     path: str
     api_key: str
 
 
 class Gateway:
-    def __init__(
-        self, *, engine: RolloutEngine, format: Format, tokenizer: Any, log: CallLog, model_name: str, context_length: int
-    ) -> None:
-        """`tokenizer`: a Hugging Face fast tokenizer. `context_length`: tokens of prompt and reply together."""
+    def __init__(self, backend: Backend, log: CallLog, *, model_name: str, patience: Patience = Patience()) -> None:  # noqa: B008 (frozen)
         self.fault: Exception | None = None
         """Why the log failed, once it has."""
-        self._engine = engine
-        self._format = format
-        self._tokenizer = own_tokenizer(tokenizer)
+        self._backend = backend
         self._log = log
         self._model_name = model_name
-        self._context_length = context_length
+        self._patience = patience
         self._sessions: dict[str, Session] = {}
         self._keys: dict[str, str] = {}
         self.app = self._routes()
@@ -68,12 +61,12 @@ class Gateway:
             api_key=f"sk-{secrets.token_urlsafe(24)}",
             sampling=sampling,
             token_budget=token_budget,
-            splicer=Splicer(self._format, self._tokenizer),
-            context_length=self._context_length,
+            splicer=self._backend.splicer(),
+            context_length=self._backend.context_length,
         )
         self._sessions[rollout_id] = session
         self._keys[session.api_key] = rollout_id
-        return Access(path=f"/r/{rollout_id}/v1", api_key=session.api_key)
+        return Access(path=f"/r/{rollout_id}", api_key=session.api_key)
 
     async def close(self, rollout_id: str) -> SessionSummary:
         """Abort what is in flight, wait until it is recorded, forget the rollout. Closing one that is not open does nothing."""
@@ -86,7 +79,7 @@ class Gateway:
     async def close_all(self) -> None:
         await asyncio.gather(*(self.close(rollout_id) for rollout_id in list(self._sessions)))
 
-    def start(self, session: Session, turn: Turn, dialect: str) -> Recorder:
+    def start(self, session: Session, turn: Turn, dialect: str, speaker: Speaker) -> Recorder:
         """Begin a call. Raises ApiError when it cannot be made; then nothing is recorded."""
         if self.fault is not None:
             raise ApiError(503, f"calls can no longer be recorded: {self.fault}", type="server_error", code="not_recorded")
@@ -100,16 +93,16 @@ class Gateway:
                 self.fault = self.fault or error
             session.ended(recorder, call, error, room=room)
 
+        sampling = session.sampling_for(turn, room, self._backend.stop_token_ids, index)
         recorder = Recorder(
-            engine=self._engine,
+            generation=self._backend.generation(plan, turn, sampling),
             log=self._log,
-            format=self._format,
-            tokenizer=self._tokenizer,
             splicer=session.splicer,
             plan=plan,
             turn=turn,
             dialect=dialect,
-            sampling=session.sampling_for(turn, room, self._format.stop_token_ids, index),
+            speaker=speaker,
+            sampling=sampling,
             rollout_id=session.rollout_id,
             index=index,
             on_end=ended,
@@ -121,9 +114,11 @@ class Gateway:
 
     def _routes(self) -> Starlette:
         routes = [Route("/health", self._health)]
-        for prefix in ("/v1", "/r/{rollout}/v1"):
-            routes.append(Route(f"{prefix}/models", self._models))
-            routes.extend(Route(prefix + dialect.path, self._endpoint(dialect), methods=["POST"]) for dialect in DIALECTS)
+        for prefix in ("", "/r/{rollout}"):
+            routes.append(Route(f"{prefix}/v1/models", self._models))
+            for dialect in DIALECTS:
+                routes += [Route(prefix + path, self._replies(dialect, path), methods=["POST"]) for path in dialect.reply_paths]
+                routes += [Route(prefix + path, self._counts(dialect, path), methods=["POST"]) for path in dialect.count_paths]
         return Starlette(routes=routes, exception_handlers={HTTPException: _http_error, ApiError: _api_error})
 
     def _session(self, request: Request) -> Session:
@@ -133,14 +128,28 @@ class Gateway:
             raise ApiError(404, f"rollout {rollout_id!r} is not open", type="not_found_error", code="rollout_not_found")
         return session
 
-    def _endpoint(self, dialect: Dialect) -> Any:
+    def _replies(self, dialect: Dialect, path: str) -> Any:
         async def post(request: Request) -> Response:
             try:
-                turn = dialect.read(await read_json(request))
-                recorder = self.start(self._session(request), turn, dialect.name)
+                session = self._session(request)
+                turn = dialect.read(await read_json(request), _target(request, path))
+                recorder = self.start(session, turn, dialect.name, speaker(request.headers))
             except ApiError as error:
                 return json_response(dialect.error(error), error.status)
-            return Relay(recorder, dialect, turn, ReplyHead(id=recorder.id, model=self._model_name))
+            head = ReplyHead(id=recorder.id, model=self._model_name, usage=recorder.usage)
+            return Relay(recorder, dialect, turn, head, self._patience)
+
+        return post
+
+    def _counts(self, dialect: Dialect, path: str) -> Any:
+        async def post(request: Request) -> Response:
+            try:
+                session = self._session(request)
+                turn = dialect.read(await read_json(request), _target(request, path))
+                tokens = len(session.splicer.plan(turn.messages, turn.tools).prompt_ids)
+            except ApiError as error:
+                return json_response(dialect.error(error), error.status)
+            return json_response(dialect.count(tokens))
 
         return post
 
@@ -153,6 +162,10 @@ class Gateway:
         if self.fault is not None:
             return json_response({"status": "failed", "fault": str(self.fault)}, 503)
         return json_response({"status": "ok", "open_rollouts": len(self._sessions)})
+
+
+def _target(request: Request, path: str) -> Target:
+    return Target(path=path, params=request.path_params, query=request.query_params)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

@@ -48,7 +48,7 @@ class Session:
             self.truncated = True
             raise too_long(len(plan.prompt_ids))
         if self.token_budget is not None:
-            left = self.token_budget - self.sampled_tokens - sum(len(recorder.sampled) for recorder in self.in_flight)
+            left = self.token_budget - self.sampled_tokens - sum(recorder.sampled_tokens for recorder in self.in_flight)
             if left <= 0:
                 self.truncated = True
                 raise BadRequest(f"the rollout's budget of {self.token_budget} sampled tokens is used up", code="token_budget_exceeded")

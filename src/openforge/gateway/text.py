@@ -67,18 +67,19 @@ class StopTrimmer:
     def __init__(self, stops: tuple[str, ...]) -> None:
         self._stops = stops
         self._held = ""
-        self.stopped = False
+        self.stopped: str | None = None
+        """The stop string that was found."""
 
     def feed(self, text: str) -> str:
         if self.stopped or not self._stops:
             return "" if self.stopped else text
         text = self._held + text
         # The first to be complete counts: that is where the engine stopped, whatever pieces the text came in.
-        found = min(((at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0), default=None)
+        found = min(((at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0), default=None)
         if found is not None:
-            self.stopped = True
+            _, at, self.stopped = found
             self._held = ""
-            return text[: found[1]]
+            return text[:at]
         keep = max(n for stop in self._stops for n in range(len(stop)) if n == 0 or text.endswith(stop[:n]))
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]

@@ -19,6 +19,14 @@ class Tool:
     description: str = ""
     parameters: dict[str, Any] = field(default_factory=dict)
     """JSON schema of the arguments."""
+    freeform: bool = False
+    """The client wants raw text instead of JSON arguments: the model sees one string parameter, `input`, and the dialect unwraps it."""
+    namespace: str | None = None
+    """The client's name for the group the tool comes from; `name` is what the model sees, unique over all groups."""
+
+    def record(self) -> dict[str, Any]:
+        """As JSON for the call log."""
+        return {"name": self.name, "description": self.description, "parameters": self.parameters}
 
 
 @dataclass(frozen=True, slots=True)

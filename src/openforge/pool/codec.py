@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from openforge.types import Call, FinishReason, Fork, Outcome, Reward, Rollout, Sampling
+from openforge.types import Call, FinishReason, Fork, Outcome, Reward, Rollout, Sampling, Speaker
 
 # Deflate finds these strings without having seen them in a row, which halves the bodies of short calls. Part of the stored format.
 _BODY_WORDS = (
@@ -66,13 +66,17 @@ def unpack_body(blob: bytes) -> dict[str, Any]:
         return json.loads(text)  # type: ignore[no-any-return]
 
 
-_SAMPLING_DEFAULTS = {field.name: field.default for field in fields(Sampling)}
+def _set_fields(noun: Sampling | Speaker) -> dict[str, Any]:
+    """A dataclass's fields that are not at their defaults."""
+    return {field.name: value for field in fields(noun) if (value := getattr(noun, field.name)) != field.default}
 
 
 def call_row(call: Call) -> dict[str, Any]:
     same = len(call.sampled) == len(call.logprobs) == len(call.versions)
     assert same, f"call {call.id}: one log-probability and one version per sampled token"
-    sampling = {name: value for name, default in _SAMPLING_DEFAULTS.items() if (value := getattr(call.sampling, name)) != default}
+    body = {"request": call.request, "response": call.response, "sampling": _set_fields(call.sampling), "error": call.error}
+    if speaker := _set_fields(call.speaker):
+        body["speaker"] = speaker
     return {
         "id": call.id,
         "rollout_id": call.rollout_id,
@@ -92,7 +96,7 @@ def call_row(call: Call) -> dict[str, Any]:
         "sampled": pack_ints(call.sampled),
         "logprobs": np.asarray(call.logprobs, dtype="<f4").tobytes(),
         "versions": pack_runs(call.versions),
-        "body": pack_body({"request": call.request, "response": call.response, "sampling": sampling, "error": call.error}),
+        "body": pack_body(body),
     }
 
 
@@ -115,6 +119,7 @@ def row_call(row: Mapping[Any, Any]) -> Call:
         dialect=row["dialect"],
         request=body["request"],
         response=body["response"],
+        speaker=Speaker(**body.get("speaker", {})),
         error=body["error"],
         started_at=row["started_at"],
         first_token_at=row["first_token_at"],

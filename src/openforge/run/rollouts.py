@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 
-from openforge.agents import Agent, AgentContext
+from openforge.agents import BASE_PATHS, Agent, AgentContext
 from openforge.gateway import Access, Gateway, SessionSummary
 from openforge.pool import Store
 from openforge.rewards import RewardFunction, as_reward
@@ -89,7 +89,7 @@ class RolloutRunner:
                 task=task,
                 rollout_id=rollout.id,
                 workspace=workspace,
-                base_url=self.address + access.path,
+                base_url=self.address + access.path + BASE_PATHS[self.agent.settings.dialect],
                 api_key=access.api_key,
                 model=self.model_name,
                 sandbox=self.sandbox,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from openforge.agents import load_agent
 from openforge.engines.rollout import TorchEngine
-from openforge.gateway import Gateway, listen
+from openforge.gateway import EngineBackend, Gateway, listen
 from openforge.gateway.formats import load_format
 from openforge.pool import Store
 from openforge.rewards import load_reward
@@ -69,14 +69,8 @@ async def services(config: RunConfig, run_dir: RunDir, store: Store, model_dir: 
 
 def make_gateway(config: RunConfig, model_dir: Path, engine: RolloutEngine, store: Store) -> Gateway:
     tokenizer = load_tokenizer(model_dir)
-    return Gateway(
-        engine=engine,
-        format=load_format(config.model.format, tokenizer),
-        tokenizer=tokenizer,
-        log=store,
-        model_name=config.name,
-        context_length=engine.context_length,
-    )
+    backend = EngineBackend(engine, load_format(config.model.format, tokenizer), tokenizer)
+    return Gateway(backend, store, model_name=config.name)
 
 
 def half_the_cores() -> int:

@@ -6,3 +6,4 @@ from openforge.gateway.dialects.chat import Chat
 __all__ = ["DIALECTS", "Dialect"]
 
 DIALECTS: tuple[Dialect, ...] = (Chat(),)
+"""The first one's errors answer requests that no dialect's path matches."""

@@ -6,18 +6,19 @@ Invariant: a dialect is pure. It sees no session, no token and no socket, so one
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from openforge.gateway.reply import ReplyEvent
+from openforge.gateway.reply import End, ReplyEvent, Usage
 from openforge.gateway.turn import Message, Turn
-from openforge.types import FinishReason
 
 
 class ApiError(Exception):
     """An answer that is not a reply; each dialect has its own shape for it."""
 
     def __init__(self, status: int, message: str, *, type: str, code: str | None = None) -> None:
+        """`type`: in OpenAI's words (`invalid_request_error`, `authentication_error`, `not_found_error`, `server_error`, …)."""
         super().__init__(message)
         self.status = status
         self.message = message
@@ -33,9 +34,14 @@ class BadRequest(ApiError, ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
-    prompt_tokens: int
-    sampled_tokens: int
+class Target:
+    """What a request's first line says beside its body."""
+
+    path: str
+    """The matched one of the dialect's paths, placeholders unfilled."""
+    params: Mapping[str, str]
+    """What filled the placeholders."""
+    query: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,18 +49,25 @@ class ReplyHead:
     """What stays the same in every piece of one reply."""
 
     id: str
+    """Hex, unique; item ids of a dialect derive from it, so they too stay the same."""
     model: str
+    usage: Usage
+    """As known before the first token; an upstream API tells its counts only at the end."""
     created: float = field(default_factory=time.time)
 
 
 class StreamWriter(Protocol):
-    """Writes one streamed reply: `open`, any number of `delta`, then `close` or `fail`."""
+    """Writes one streamed reply: `open`, any number of `delta` and `ping`, then `close` or `fail`."""
 
     def open(self) -> bytes: ...
 
     def delta(self, event: ReplyEvent) -> bytes: ...
 
-    def close(self, finish: FinishReason, usage: Usage) -> bytes:
+    def ping(self) -> bytes:
+        """Something that every client of the dialect passes over, sent while the engine is silent."""
+        ...
+
+    def close(self, end: End) -> bytes:
         """Everything that tells the client that the reply is complete."""
         ...
 
@@ -65,15 +78,21 @@ class StreamWriter(Protocol):
 
 class Dialect(Protocol):
     name: str
-    path: str
-    """Below `/v1`."""
+    reply_paths: tuple[str, ...]
+    """Below the rollout's address, `/v1` included; Starlette's placeholders."""
+    count_paths: tuple[str, ...]
+    """Where the same request is answered with the length of its prompt in tokens."""
 
-    def read(self, body: dict[str, Any]) -> Turn:
+    def read(self, body: dict[str, Any], target: Target) -> Turn:
         """Raises BadRequest."""
         ...
 
-    def whole(self, head: ReplyHead, message: Message, finish: FinishReason, usage: Usage) -> dict[str, Any]: ...
+    def whole(self, head: ReplyHead, turn: Turn, message: Message, end: End) -> dict[str, Any]:
+        """The plain reply: what a client adds the streamed one up to."""
+        ...
 
     def writer(self, head: ReplyHead, turn: Turn) -> StreamWriter: ...
+
+    def count(self, tokens: int) -> dict[str, Any]: ...
 
     def error(self, error: ApiError) -> dict[str, Any]: ...

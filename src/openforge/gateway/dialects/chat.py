@@ -10,8 +10,10 @@ from typing import Any
 
 import msgspec
 
-from openforge.gateway.dialects.base import ApiError, BadRequest, ReplyHead, Usage
-from openforge.gateway.reply import ReasoningDelta, ReplyEvent, TextDelta, ToolCallDelta
+from openforge.gateway.dialects import sse
+from openforge.gateway.dialects.base import ApiError, BadRequest, ReplyHead, Target
+from openforge.gateway.dialects.fields import read_limit, read_object, read_string, read_strings
+from openforge.gateway.reply import End, ReasoningDelta, ReplyEvent, TextDelta, ToolCallDelta, Usage
 from openforge.gateway.turn import Message, Role, Tool, ToolCall, Turn
 from openforge.types import FinishReason
 
@@ -21,24 +23,25 @@ KNOWN = {"role", "content", "name", "tool_call_id", "tool_calls", "reasoning", "
 
 class Chat:
     name = "chat"
-    path = "/chat/completions"
+    reply_paths: tuple[str, ...] = ("/v1/chat/completions",)
+    count_paths: tuple[str, ...] = ()
 
-    def read(self, body: dict[str, Any]) -> Turn:
+    def read(self, body: dict[str, Any], target: Target) -> Turn:
         if body.get("n") not in (None, 1):
             raise BadRequest("'n' must be 1: every reply is one recorded sample; send several requests instead")
         fields = {key: value for key, value in body.items() if key not in ("messages", "tools")}
         return Turn(
             messages=read_messages(body.get("messages")),
             tools=read_tools(body.get("tools") or []),
-            model=_string(body, "model"),
+            model=read_string(body, "model"),
             stream=bool(body.get("stream")),
-            include_usage=bool((_object(body.get("stream_options") or {}, "stream_options")).get("include_usage")),
-            max_tokens=_max_tokens(body),
-            stop=_stop(body.get("stop")),
+            include_usage=bool((read_object(body.get("stream_options") or {}, "stream_options")).get("include_usage")),
+            max_tokens=read_limit(body, ("max_completion_tokens", "max_tokens")),
+            stop=read_strings(body.get("stop"), "'stop'"),
             fields=fields,
         )
 
-    def whole(self, head: ReplyHead, message: Message, finish: FinishReason, usage: Usage) -> dict[str, Any]:
+    def whole(self, head: ReplyHead, turn: Turn, message: Message, end: End) -> dict[str, Any]:
         row: dict[str, Any] = {"role": "assistant", "content": message.content or (None if message.tool_calls else "")}
         if message.reasoning:
             row["reasoning_content"] = message.reasoning
@@ -47,11 +50,14 @@ class Chat:
                 {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
                 for call in message.tool_calls
             ]
-        choice = {"index": 0, "message": row, "finish_reason": _finish(finish, called=bool(message.tool_calls)), "logprobs": None}
-        return {**_head(head, "chat.completion"), "choices": [choice], "usage": _usage(usage)}
+        choice = {"index": 0, "message": row, "finish_reason": _finish(end, called=bool(message.tool_calls)), "logprobs": None}
+        return {**_head(head, "chat.completion"), "choices": [choice], "usage": _usage(end.usage)}
 
     def writer(self, head: ReplyHead, turn: Turn) -> ChatWriter:
         return ChatWriter(head, include_usage=turn.include_usage)
+
+    def count(self, tokens: int) -> dict[str, Any]:
+        raise AssertionError("the dialect counts no tokens")
 
     def error(self, error: ApiError) -> dict[str, Any]:
         return {"error": {"message": error.message, "type": error.type, "param": None, "code": error.code}}
@@ -80,31 +86,34 @@ class ChatWriter:
                 function = {"arguments": arguments} if name is None else {"name": name, "arguments": arguments}
                 return self._chunk({"tool_calls": [{"index": index, **head, "function": function}]})
 
-    def close(self, finish: FinishReason, usage: Usage) -> bytes:
-        end = self._chunk({}, _finish(finish, called=self._called))
+    def ping(self) -> bytes:
+        return sse.COMMENT
+
+    def close(self, end: End) -> bytes:
+        last = self._chunk({}, _finish(end, called=self._called))
         if self._include_usage:
-            end += _event({**self._head, "choices": [], "usage": _usage(usage)})
-        return end + b"data: [DONE]\n\n"
+            last += sse.event({**self._head, "choices": [], "usage": _usage(end.usage)})
+        return last + b"data: [DONE]\n\n"
 
     def fail(self, error: ApiError) -> bytes:
-        return _event(Chat().error(error))
+        return sse.event(Chat().error(error))
 
     def _chunk(self, delta: dict[str, Any], finish: str | None = None) -> bytes:
-        return _event({**self._head, "choices": [{"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}]})
+        return sse.event({**self._head, "choices": [{"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}]})
 
 
 def read_messages(value: object) -> tuple[Message, ...]:
     """Chat messages as canonical ones. Raises BadRequest (a ValueError)."""
     if not isinstance(value, list) or not value:
         raise BadRequest("'messages' must be a non-empty array")
-    return tuple(_message(_object(row, f"messages[{i}]"), f"messages[{i}]") for i, row in enumerate(value))
+    return tuple(_message(read_object(row, f"messages[{i}]"), f"messages[{i}]") for i, row in enumerate(value))
 
 
 def read_tools(value: object) -> tuple[Tool, ...]:
     """Chat tools as canonical ones. Raises BadRequest (a ValueError)."""
     if not isinstance(value, list):
         raise BadRequest("'tools' must be an array")
-    return tuple(_tool(_object(row, f"tools[{i}]"), f"tools[{i}]") for i, row in enumerate(value))
+    return tuple(_tool(read_object(row, f"tools[{i}]"), f"tools[{i}]") for i, row in enumerate(value))
 
 
 def _message(row: dict[str, Any], where: str) -> Message:
@@ -117,10 +126,10 @@ def _message(row: dict[str, Any], where: str) -> Message:
     return Message(
         role=role,
         content=_text(row.get("content"), f"{where}.content"),
-        reasoning=_string(row, "reasoning_content", where) or _string(row, "reasoning", where),
-        tool_calls=tuple(_tool_call(_object(call, f"{where}.tool_calls"), f"{where}.tool_calls[{i}]") for i, call in enumerate(calls)),
-        tool_call_id=_string(row, "tool_call_id", where) or None,
-        name=_string(row, "name", where) or None,
+        reasoning=read_string(row, "reasoning_content", where) or read_string(row, "reasoning", where),
+        tool_calls=tuple(_tool_call(read_object(call, f"{where}.tool_calls"), f"{where}.tool_calls[{i}]") for i, call in enumerate(calls)),
+        tool_call_id=read_string(row, "tool_call_id", where) or None,
+        name=read_string(row, "name", where) or None,
         extra={key: value for key, value in row.items() if key not in KNOWN and value is not None},
     )
 
@@ -133,61 +142,36 @@ def _text(value: object, where: str) -> str:
         raise BadRequest(f"{where} must be a string, null or an array of text parts")
     texts = []
     for part in value:
-        kind = _object(part, where).get("type", "text")
+        kind = read_object(part, where).get("type", "text")
         if kind not in ("text", "refusal"):
             raise BadRequest(f"{where}: parts of type {kind!r} are not supported; only text is")
-        texts.append(_string(part, kind, where))
+        texts.append(read_string(part, kind, where))
     return "\n".join(texts)
 
 
 def _tool_call(row: dict[str, Any], where: str) -> ToolCall:
     if row.get("type", "function") != "function":
         raise BadRequest(f"{where}.type: only 'function' is supported")
-    function = _object(row.get("function"), f"{where}.function")
+    function = read_object(row.get("function"), f"{where}.function")
     arguments = function.get("arguments")
     text = arguments if isinstance(arguments, str) else msgspec.json.encode({} if arguments is None else arguments).decode()
-    return ToolCall(_string(row, "id", where), _string(function, "name", where), text)
+    return ToolCall(read_string(row, "id", where), read_string(function, "name", where), text)
 
 
 def _tool(row: dict[str, Any], where: str) -> Tool:
     if row.get("type", "function") != "function":
         raise BadRequest(f"{where}.type: only 'function' is supported")
-    function = _object(row.get("function"), f"{where}.function")
-    name = _string(function, "name", where)
+    function = read_object(row.get("function"), f"{where}.function")
+    name = read_string(function, "name", where)
     if not name:
         raise BadRequest(f"{where}.function.name is missing")
-    return Tool(name, _string(function, "description", where), _object(function.get("parameters") or {}, f"{where}.function.parameters"))
+    return Tool(
+        name, read_string(function, "description", where), read_object(function.get("parameters") or {}, f"{where}.function.parameters")
+    )
 
 
-def _max_tokens(body: dict[str, Any]) -> int | None:
-    limits = [body[key] for key in ("max_completion_tokens", "max_tokens") if body.get(key) is not None]
-    if not all(isinstance(limit, int) and not isinstance(limit, bool) and limit > 0 for limit in limits):
-        raise BadRequest("'max_tokens' must be a positive integer")
-    return min(limits, default=None)
-
-
-def _stop(value: object) -> tuple[str, ...]:
-    stops = [value] if isinstance(value, str) else value if value is not None else []
-    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
-        raise BadRequest("'stop' must be a string or an array of strings")
-    return tuple(stop for stop in stops if stop)
-
-
-def _object(value: object, where: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise BadRequest(f"{where} must be an object")
-    return value
-
-
-def _string(row: dict[str, Any], key: str, where: str = "") -> str:
-    value = row.get(key)
-    if value is not None and not isinstance(value, str):
-        raise BadRequest(f"{where}{'.' if where else ''}{key} must be a string")
-    return value or ""
-
-
-def _finish(finish: FinishReason, *, called: bool) -> str:
-    if finish == FinishReason.LENGTH:
+def _finish(end: End, *, called: bool) -> str:
+    if end.finish == FinishReason.LENGTH:
         return "length"
     return "tool_calls" if called else "stop"
 
@@ -196,10 +180,11 @@ def _head(head: ReplyHead, kind: str) -> dict[str, Any]:
     return {"id": f"chatcmpl-{head.id}", "object": kind, "created": int(head.created), "model": head.model}
 
 
-def _usage(usage: Usage) -> dict[str, int]:
-    total = usage.prompt_tokens + usage.sampled_tokens
-    return {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.sampled_tokens, "total_tokens": total}
-
-
-def _event(payload: dict[str, Any]) -> bytes:
-    return b"data: " + msgspec.json.encode(payload) + b"\n\n"
+def _usage(usage: Usage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.sampled_tokens,
+        "total_tokens": usage.prompt_tokens + usage.sampled_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+    }
