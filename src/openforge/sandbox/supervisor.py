@@ -118,7 +118,8 @@ class Supervisor:
                 if script:
                     become_program(env)
                     return argv[1:]
-                for number in (signal.SIGPIPE, signal.SIGXFSZ):
+                # Python ignores two; whoever started us (nohup, a shell's background job) may have had more ignored.
+                for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
                     signal.signal(number, signal.SIG_DFL)
                 os.execvpe(argv[0], argv, env)
             except (OSError, ValueError) as error:
