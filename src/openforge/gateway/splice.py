@@ -77,8 +77,6 @@ class Splicer:
     def __init__(self, format: Format, tokenizer: Tokenizer) -> None:
         self._format = format
         self._tokenizer = tokenizer
-        self._tail = len(encode(tokenizer, format.continuation((), (), closed=True)))
-        """Ids between the last message and the reply; behind a prompt less these, further messages go on as behind any closed message."""
         self._prompts: dict[bytes, Node] = {}
         self._replies: dict[bytes, list[Node]] = {}
         self._in_flight: dict[bytes, list[Plan]] = {}
@@ -97,15 +95,16 @@ class Splicer:
             rest = messages[at:]
             if nodes := self._replies.get(keys[at]):
                 node = _best(nodes, messages[at - 1])
-                closed = bool(node.sampled) and node.sampled[-1] == self._format.stop_token_ids[0]
-                delta = self._encode(self._format.continuation(rest, tools, closed=closed))
+                closed = bool(node.sampled) and node.sampled[-1] in self._format.closing_token_ids
+                delta = self._encode(self._format.continuation(rest, tools, after=messages[at - 1], closed=closed))
                 # Replies we did not sample behind one that was continued already: the client has rewritten what followed.
                 taken = Fork.EDITED if any(message.role == "assistant" for message in rest) else Fork.BRANCH
                 return self._make(key, node, node.prompt_length + len(node.sampled), delta, at, taken if node.extended else None)
             posted = self._prompts.get(keys[at])
             if posted is not None and not _merges(messages[at - 1], messages[at]):
-                delta = self._encode(self._format.continuation(rest, tools, closed=True))
-                return self._make(key, posted, posted.prompt_length - self._tail, delta, at, Fork.EDITED)
+                opening = len(self._encode(self._format.opening(tools, after=messages[at - 1])))
+                delta = self._encode(self._format.continuation(rest, tools, after=messages[at - 1], closed=True))
+                return self._make(key, posted, posted.prompt_length - opening, delta, at, Fork.EDITED)
         delta = self._encode(self._format.prompt(messages, tools))
         return self._make(key, None, 0, delta, 0, Fork.ROOT if self._started else None)
 
