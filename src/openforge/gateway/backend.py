@@ -40,4 +40,6 @@ class EngineBackend:
         return Splicer(self._format, self._tokenizer)
 
     def generation(self, plan: Plan, turn: Turn, sampling: Sampling) -> Generation:
-        return TokenGeneration(engine=self._engine, format=self._format, tokenizer=self._tokenizer, plan=plan, sampling=sampling)
+        return TokenGeneration(
+            engine=self._engine, format=self._format, tokenizer=self._tokenizer, plan=plan, tools=turn.tools, sampling=sampling
+        )

@@ -50,7 +50,7 @@ class Hermes:
     def continuation(self, messages: Sequence[Message], tools: Sequence[Tool], *, closed: bool) -> str:
         return f"{'' if closed else END}\n{_turns(messages)}{GENERATION_PROMPT}"
 
-    def parser(self) -> HermesParser:
+    def parser(self, tools: Sequence[Tool]) -> HermesParser:
         return HermesParser()
 
 
