@@ -181,6 +181,7 @@ class Recorder:
             request=request,
             response=message.record(),
             speaker=self._speaker,
+            upstream=self._generation.upstream,
             error=f"{type(error).__name__}: {error}" if error is not None else None,
             started_at=self._started_at,
             first_token_at=self._generation.first_token_at,

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from openforge.gateway.turn import Message, ToolCall
-from openforge.types import FinishReason
+from openforge.types import Call, FinishReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,13 @@ class Usage:
     sampled_tokens: int = 0
     reasoning_tokens: int = 0
     """Of the sampled ones, tokens that became reasoning."""
+
+
+def usage_of(call: Call) -> Usage:
+    """Of a recorded call: counted where the ids are there, else as the upstream told, else 0."""
+    if call.upstream:
+        return Usage(**{"prompt_tokens": 0, **call.upstream.get("usage", {})})
+    return Usage(prompt_tokens=call.shared + len(call.delta), cached_tokens=call.shared, sampled_tokens=len(call.sampled))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

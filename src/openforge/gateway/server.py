@@ -53,8 +53,9 @@ class Gateway:
         self._keys: dict[str, str] = {}
         self.app = self._routes()
 
-    def open(self, rollout_id: str, *, sampling: Sampling, token_budget: int | None = None) -> Access:
-        """Accept calls of a rollout. `token_budget`: tokens it may sample over all its calls."""
+    def open(self, rollout_id: str, *, sampling: Sampling | None, token_budget: int | None = None) -> Access:
+        """Accept calls of a rollout. `sampling`: None where the clients' own parameters count. `token_budget`: tokens it may sample over
+        all its calls."""
         assert rollout_id not in self._sessions, f"rollout {rollout_id} is open already"
         session = Session(
             rollout_id=rollout_id,
@@ -95,7 +96,9 @@ class Gateway:
 
         sampling = session.sampling_for(turn, room, self._backend.stop_token_ids, index)
         recorder = Recorder(
-            generation=self._backend.generation(plan, turn, sampling),
+            generation=self._backend.generation(
+                plan=plan, turn=turn, dialect=dialect, sampling=sampling, clients=session.sampling is None
+            ),
             log=self._log,
             splicer=session.splicer,
             plan=plan,
@@ -146,7 +149,7 @@ class Gateway:
             try:
                 session = self._session(request)
                 turn = dialect.read(await read_json(request), _target(request, path))
-                tokens = len(session.splicer.plan(turn.messages, turn.tools).prompt_ids)
+                tokens = await self._backend.count(session.splicer.plan(turn.messages, turn.tools), turn)
             except ApiError as error:
                 return json_response(dialect.error(error), error.status)
             return json_response(dialect.count(tokens))

@@ -67,6 +67,8 @@ class Plan:
     messages_shared: int
     """Leading messages of the request that the parent's record holds, its reply counted."""
     fork: Fork | None
+    extends: bool
+    """Whether it goes on behind its parent's reply, and so makes others that do branches."""
     prompt_key: bytes
     """Hash of the tools and all messages."""
 
@@ -99,7 +101,8 @@ class Splicer:
                 delta = self._encode(self._format.continuation(rest, tools, after=messages[at - 1], closed=closed))
                 # Replies we did not sample behind one that was continued already: the client has rewritten what followed.
                 taken = Fork.EDITED if any(message.role == "assistant" for message in rest) else Fork.BRANCH
-                return self._make(key, node, node.prompt_length + len(node.sampled), delta, at, taken if node.extended else None)
+                end = node.prompt_length + len(node.sampled)
+                return self._make(key, node, end, delta, at, taken if node.extended else None, extends=True)
             posted = self._prompts.get(keys[at])
             if posted is not None and not _merges(messages[at - 1], messages[at]):
                 opening = len(self._encode(self._format.opening(tools, after=messages[at - 1])))
@@ -112,14 +115,14 @@ class Splicer:
         """The call is being made: whoever comes now branches."""
         self._started = True
         self._in_flight.setdefault(plan.prompt_key, []).append(plan)
-        if _extends(plan):
+        if plan.extends:
             assert plan.parent is not None
             plan.parent.extended += 1
 
     def forget(self, plan: Plan) -> None:
         """The call that was begun has come to nothing and is not recorded."""
         self._end(plan)
-        if _extends(plan):
+        if plan.extends:
             assert plan.parent is not None
             plan.parent.extended -= 1
 
@@ -141,13 +144,19 @@ class Splicer:
     def _encode(self, text: str) -> list[int]:
         return encode(self._tokenizer, text)
 
-    def _make(self, key: bytes, parent: Node | None, shared: int, delta: list[int], at: int, fork: Fork | None) -> Plan:
-        prompt_ids = (parent.ids(shared) if parent is not None else []) + delta
-        return Plan(parent=parent, shared=shared, delta=delta, prompt_ids=prompt_ids, messages_shared=at, fork=fork, prompt_key=key)
-
-
-def _extends(plan: Plan) -> bool:
-    return plan.parent is not None and plan.shared == plan.parent.prompt_length + len(plan.parent.sampled) and plan.fork != Fork.RETRY
+    def _make(
+        self, key: bytes, parent: Node | None, shared: int, delta: list[int], at: int, fork: Fork | None, *, extends: bool = False
+    ) -> Plan:
+        return Plan(
+            parent=parent,
+            shared=shared,
+            delta=delta,
+            prompt_ids=(parent.ids(shared) if parent is not None else []) + delta,
+            messages_shared=at,
+            fork=fork,
+            extends=extends,
+            prompt_key=key,
+        )
 
 
 def _best(nodes: Sequence[Node], echo: Message) -> Node:
