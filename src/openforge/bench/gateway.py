@@ -43,7 +43,7 @@ LITELLM_SECONDS = 90.0
 def run(
     model: Path | None, repeats: int = 3, *, shapes: Sequence[tuple[int, int]] = SHAPES, calls: int = CALLS, litellm: str | None = None
 ) -> BenchResult:
-    """Measure with the tokenizer in the folder `model`. `litellm`: the proxy's program; by default OPENFORGE_LITELLM, or what is on PATH."""
+    """Measure with the tokenizer in the folder `model`. `litellm`: the proxy's program; else OPENFORGE_LITELLM, or what is on PATH."""
     if model is None or not (model / "tokenizer.json").is_file():
         raise UserError(f"{model}: no tokenizer here; fetch a model with `openforge models fetch`, or name another folder")
     litellm = litellm or os.environ.get("OPENFORGE_LITELLM") or shutil.which("litellm")

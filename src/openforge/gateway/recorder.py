@@ -79,7 +79,6 @@ class Recorder:
         self._started_at = time.time()
         self._abortable = True
         self._entered = False
-        splicer.begin(plan)
         self.task = asyncio.create_task(self._run(), name=f"call {self.id}")
 
     @property
@@ -170,7 +169,7 @@ class Recorder:
             index=self._index,
             parent_id=plan.parent.id if plan.parent is not None else None,
             shared=plan.shared,
-            delta=plan.delta,
+            delta=plan.delta.tolist(),
             sampled=[token.id for token in sampled],
             logprobs=[token.logprob for token in sampled],
             versions=[token.version for token in sampled],

@@ -29,6 +29,7 @@ from openforge.gateway.identity import identify, speaker
 from openforge.gateway.recorder import Recorder
 from openforge.gateway.relay import Patience, Relay
 from openforge.gateway.session import Session, SessionSummary
+from openforge.gateway.splice import Plan
 from openforge.gateway.turn import Turn
 from openforge.types import Call, CallLog, PromptTooLong, Sampling, Speaker, UserError
 
@@ -80,11 +81,21 @@ class Gateway:
     async def close_all(self) -> None:
         await asyncio.gather(*(self.close(rollout_id) for rollout_id in list(self._sessions)))
 
-    def start(self, session: Session, turn: Turn, dialect: str, speaker: Speaker) -> Recorder:
+    async def start(self, session: Session, turn: Turn, dialect: str, speaker: Speaker) -> Recorder:
         """Begin a call. Raises ApiError when it cannot be made; then nothing is recorded."""
+        plan = session.splicer.plan(turn.messages, turn.tools)
+        session.splicer.begin(plan)
+        try:
+            await plan.tokenise()
+            return self._record(session, plan, turn, dialect, speaker)
+        except BaseException:
+            session.splicer.forget(plan)
+            raise
+
+    def _record(self, session: Session, plan: Plan, turn: Turn, dialect: str, speaker: Speaker) -> Recorder:
+        self._check_open(session)
         if self.fault is not None:
             raise ApiError(503, f"calls can no longer be recorded: {self.fault}", type="server_error", code="not_recorded")
-        plan = session.splicer.plan(turn.messages, turn.tools)
         room = session.room(plan)
         index = session.started
         session.started += 1
@@ -96,9 +107,7 @@ class Gateway:
 
         sampling = session.sampling_for(turn, room, self._backend.stop_token_ids, index)
         recorder = Recorder(
-            generation=self._backend.generation(
-                plan=plan, turn=turn, dialect=dialect, sampling=sampling, clients=session.sampling is None
-            ),
+            generation=self._backend.generation(plan=plan, turn=turn, dialect=dialect, sampling=sampling, clients=session.sampling is None),
             log=self._log,
             splicer=session.splicer,
             plan=plan,
@@ -128,15 +137,19 @@ class Gateway:
         rollout_id = identify(request.path_params.get("rollout"), request.headers, self._keys)
         session = self._sessions.get(rollout_id)
         if session is None:
-            raise ApiError(404, f"rollout {rollout_id!r} is not open", type="not_found_error", code="rollout_not_found")
+            raise _not_open(rollout_id)
         return session
+
+    def _check_open(self, session: Session) -> None:
+        if self._sessions.get(session.rollout_id) is not session:
+            raise _not_open(session.rollout_id)
 
     def _replies(self, dialect: Dialect, path: str) -> Any:
         async def post(request: Request) -> Response:
             try:
                 session = self._session(request)
                 turn = dialect.read(await read_json(request), _target(request, path))
-                recorder = self.start(session, turn, dialect.name, speaker(request.headers))
+                recorder = await self.start(session, turn, dialect.name, speaker(request.headers))
             except ApiError as error:
                 return json_response(dialect.error(error), error.status)
             head = ReplyHead(id=recorder.id, model=self._model_name, usage=recorder.usage)
@@ -149,7 +162,9 @@ class Gateway:
             try:
                 session = self._session(request)
                 turn = dialect.read(await read_json(request), _target(request, path))
-                tokens = await self._backend.count(session.splicer.plan(turn.messages, turn.tools), turn)
+                plan = session.splicer.plan(turn.messages, turn.tools)
+                await plan.tokenise()
+                tokens = await self._backend.count(plan, turn)
             except ApiError as error:
                 return json_response(dialect.error(error), error.status)
             return json_response(dialect.count(tokens))
@@ -165,6 +180,10 @@ class Gateway:
         if self.fault is not None:
             return json_response({"status": "failed", "fault": str(self.fault)}, 503)
         return json_response({"status": "ok", "open_rollouts": len(self._sessions)})
+
+
+def _not_open(rollout_id: str) -> ApiError:
+    return ApiError(404, f"rollout {rollout_id!r} is not open", type="not_found_error", code="rollout_not_found")
 
 
 def _target(request: Request, path: str) -> Target:
@@ -197,7 +216,7 @@ async def listen(gateway: Gateway, host: str = "127.0.0.1", port: int = 0) -> As
     Raises UserError when the address is not to be had.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio turns Nagle's algorithm off only on sockets that say they are TCP; with it each small reply waits 40 ms for an acknowledgement.
+    # asyncio turns Nagle's algorithm off only on sockets that say they are TCP; with it small replies wait 40 ms for an acknowledgement.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
