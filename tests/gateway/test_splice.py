@@ -120,7 +120,7 @@ def test_same_prompt_is_a_retry_and_stores_nothing_again(rollout):
     one = rollout.call([HELLO], says("hi"))
     again = rollout.call([HELLO], says("hey"))
     assert (again.plan.parent.id, again.plan.fork, again.plan.delta.tolist()) == ("c0", Fork.RETRY, [])
-    assert again.plan.prompt_ids.tolist() == one.plan.prompt_ids
+    assert again.plan.prompt_ids == one.plan.prompt_ids
     follow = rollout.call([HELLO, says("hey"), user("x")], says("y"))
     assert (follow.plan.parent.id, follow.plan.fork) == ("c1", None)
 

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import psutil
 
 from openforge.bench.frame import Bar, BenchResult, at_least, at_most, median
 from openforge.bench.load import PACES, Conversation
@@ -48,8 +49,8 @@ def run(
         raise UserError(f"{model}: no tokenizer here; fetch a model with `openforge models fetch`, or name another folder")
     litellm = litellm or os.environ.get("OPENFORGE_LITELLM") or shutil.which("litellm")
     with ExitStack() as stack:
-        bare = stack.enter_context(_process("bare server"))
-        servers: list[Server] = [stack.enter_context(_process("gateway", model)), bare]
+        bare = stack.enter_context(process("bare server"))
+        servers: list[Server] = [stack.enter_context(process("gateway", model)), bare]
         if litellm is not None:
             servers.append(stack.enter_context(_litellm(litellm, bare)))
         rows = [row for shape in shapes for row in asyncio.run(_measure(servers, *shape, calls, repeats))]
@@ -61,33 +62,38 @@ class Server(Protocol):
     name: str
     urls: dict[str, str]
     """Pace -> base URL."""
+    pids: dict[str, int]
+    """Pace -> the process that serves it."""
 
     def keys(self, count: int) -> dict[str, list[str]]:
         """Pace -> keys of so many rollouts that have no call yet."""
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Null:
+@dataclass(slots=True)
+class NullServer:
     """A process of `null.py`."""
 
     name: str
     process: subprocess.Popen[str]
     urls: dict[str, str]
+    pids: dict[str, int]
 
     def keys(self, count: int) -> dict[str, list[str]]:
         assert self.process.stdin is not None
         self.process.stdin.write(f"{count}\n")
         self.process.stdin.flush()
-        return _hear(self.process)
+        answer: dict[str, list[str]] = _hear(self.process)
+        return answer
 
 
 @contextmanager
-def _process(name: str, *arguments: Path) -> Iterator[_Null]:
+def process(name: str, *arguments: Path) -> Iterator[NullServer]:
+    """The gateway, if `arguments` is a folder with a tokenizer; else the bare server."""
     command = [sys.executable, "-m", "openforge.bench.null", *map(str, arguments)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
-            yield _Null(name, process, _hear(process))
+            yield NullServer(name, process, _hear(process), dict.fromkeys(PACES, process.pid))
         finally:
             process.kill()
 
@@ -100,10 +106,11 @@ def _hear(process: subprocess.Popen[str]) -> Any:
     return json.loads(line)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _LiteLLM:
     name: str
     urls: dict[str, str]
+    pids: dict[str, int]
 
     def keys(self, count: int) -> dict[str, list[str]]:
         return {pace: ["sk-any"] * count for pace in PACES}
@@ -113,7 +120,7 @@ class _LiteLLM:
 def _litellm(program: str, bare: Server) -> Iterator[_LiteLLM]:
     """The proxy with one worker, like the gateway; a port each pace, since it picks its upstream by the model's name."""
     with ExitStack() as stack:
-        urls = {}
+        urls, pids = {}, {}
         for pace, upstream in bare.urls.items():
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             parameters = {"model": "openai/null", "api_base": upstream, "api_key": "sk-any"}
@@ -125,8 +132,8 @@ def _litellm(program: str, bare: Server) -> Iterator[_LiteLLM]:
             stack.callback(process.wait)
             stack.callback(process.kill)
             _wait_until_alive(process, f"http://127.0.0.1:{port}/health/liveliness")
-            urls[pace] = f"http://127.0.0.1:{port}/v1"
-        yield _LiteLLM("litellm", urls)
+            urls[pace], pids[pace] = f"http://127.0.0.1:{port}/v1", process.pid
+        yield _LiteLLM("litellm", urls, pids)
 
 
 def _wait_until_alive(process: subprocess.Popen[bytes], url: str) -> None:
@@ -148,37 +155,52 @@ def _free_port() -> int:
         return port
 
 
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """What one load took."""
+
+    seconds: list[float]
+    """Of each call."""
+    elapsed: float
+    cpu: float
+    """Seconds of the server's processor time."""
+
+
 async def _measure(servers: Sequence[Server], streams: int, history: int, calls: int, repeats: int) -> list[dict[str, Any]]:
     """One row a server: medians over the repeats."""
-    taken: dict[str, list[tuple[float, float, float]]] = {server.name: [] for server in servers}
+    taken: dict[str, list[tuple[float, ...]]] = {server.name: [] for server in servers}
     for _ in range(repeats):
         for server in servers:
-            # One stream alone would make too few calls for a percentile.
-            groups = [server.keys(streams) for _ in range(max(1, 16 // streams))]
-            paced = [await _load(server.urls["paced"], keys["paced"], history, calls) for keys in groups]
-            groups = [server.keys(streams) for _ in range(max(1, 16 // streams))]
-            flat = [await _load(server.urls["flat out"], keys["flat out"], history, calls) for keys in groups]
-            added = (np.concatenate([seconds for seconds, _ in paced]) - PACES["paced"].seconds) * 1000
-            per_second = sum(len(seconds) for seconds, _ in flat) / sum(elapsed for _, elapsed in flat)
-            taken[server.name].append((float(np.percentile(added, 50)), float(np.percentile(added, 99)), per_second))
-    rows = []
-    for name, figures in taken.items():
-        p50, p99, per_second = (median(column) for column in zip(*figures, strict=True))
-        rows.append(
-            {"server": name, "streams": streams, "history": history, "added p50 ms": p50, "added p99 ms": p99, "calls/s": per_second}
-        )
-    return rows
+            paced = await _loads(server, "paced", streams, history, calls)
+            flat = await _loads(server, "flat out", streams, history, calls)
+            added = (np.array(paced.seconds) - PACES["paced"].seconds) * 1000
+            count = len(flat.seconds)
+            taken[server.name].append((*np.percentile(added, [50, 99]).tolist(), count / flat.elapsed, flat.cpu / count * 1000))
+    columns = ("added p50 ms", "added p99 ms", "calls/s", "cpu ms/call")
+    return [
+        {"server": name, "streams": streams, "history": history}
+        | dict(zip(columns, (median(column) for column in zip(*figures, strict=True)), strict=True))
+        for name, figures in taken.items()
+    ]
 
 
-async def _load(url: str, keys: Sequence[str], history: int, calls: int) -> tuple[np.ndarray, float]:
-    """Seconds of each call, and of all of them together."""
-    conversations = [Conversation(url, key, f"{number}:{' hello' * history}") for number, key in enumerate(keys)]
+async def _loads(server: Server, pace: str, streams: int, history: int, calls: int) -> _Load:
+    """One load, or several one after the other where few streams would make too few calls for a percentile."""
+    loads = [await _load(server, pace, streams, history, calls) for _ in range(max(1, 16 // streams))]
+    return _Load([each for load in loads for each in load.seconds], sum(load.elapsed for load in loads), sum(load.cpu for load in loads))
+
+
+async def _load(server: Server, pace: str, streams: int, history: int, calls: int) -> _Load:
+    keys = server.keys(streams)[pace]
+    conversations = [Conversation(server.urls[pace], key, f"{number}:{' hello' * history}") for number, key in enumerate(keys)]
     try:
         for conversation in conversations:
             await conversation.call()
-        started = time.perf_counter()
+        process = psutil.Process(server.pids[pace])
+        cpu, started = process.cpu_times(), time.perf_counter()
         seconds = await asyncio.gather(*(_talk(conversation, calls) for conversation in conversations))
-        return np.concatenate(seconds), time.perf_counter() - started
+        elapsed, after = time.perf_counter() - started, process.cpu_times()
+        return _Load([each for one in seconds for each in one], elapsed, after.user + after.system - cpu.user - cpu.system)
     finally:
         for conversation in conversations:
             await conversation.close()
@@ -204,6 +226,7 @@ def _tokenise_again(model: Path, history: int) -> dict[str, Any]:
         "added p50 ms": median(times),
         "added p99 ms": max(times),
         "calls/s": 1000 / median(times),
+        "cpu ms/call": median(times),
     }
 
 
@@ -215,7 +238,7 @@ def _bars(rows: Sequence[dict[str, Any]], shapes: Sequence[tuple[int, int]]) -> 
     bars = [
         at_most("added_p50_ms", here["added p50 ms"], 2.0),
         at_most("added_p99_ms", here["added p99 ms"], 10.0),
-        at_most("history_growth", here["calls/s"] / found["gateway", streams, long]["calls/s"], 3.0),
+        at_most("history_growth", found["gateway", streams, long]["cpu ms/call"] / here["cpu ms/call"], 3.0),
     ]
     if ("litellm", streams, short) in found:
         bars.append(at_least("vs_litellm", here["calls/s"] / found["litellm", streams, short]["calls/s"], 5.0))
