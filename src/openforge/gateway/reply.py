@@ -87,3 +87,13 @@ class Reply:
             reasoning="".join(self._reasoning),
             tool_calls=tuple(ToolCall(id, name, "".join(arguments)) for id, name, arguments in self._calls),
         )
+
+
+def events_of(message: Message) -> list[ReplyEvent]:
+    """Events that add up to a message."""
+    events: list[ReplyEvent] = []
+    if message.reasoning:
+        events.append(ReasoningDelta(message.reasoning))
+    if message.content:
+        events.append(TextDelta(message.content))
+    return events + [ToolCallDelta(index, call.id, call.name, call.arguments) for index, call in enumerate(message.tool_calls)]
