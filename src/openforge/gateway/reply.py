@@ -5,6 +5,7 @@ Invariant: the message is exactly the sum of the events, so a streamed reply and
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -92,6 +93,13 @@ class Reply:
     def parts(self) -> tuple[ReplyPart, ...]:
         """The reply in the order it was written in, each run of text, each run of reasoning and each call in one piece."""
         return tuple(_part(first, "".join(texts)) for first, texts in self._parts)
+
+    def events(self) -> list[ReplyEvent]:
+        """The fewest events that add up to the same reply."""
+        index = itertools.count()
+        return [
+            ToolCallDelta(next(index), part.id, part.name, part.arguments) if isinstance(part, ToolCall) else part for part in self.parts()
+        ]
 
     def message(self) -> Message:
         parts = self.parts()
