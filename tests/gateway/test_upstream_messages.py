@@ -212,7 +212,9 @@ def test_parameters_are_those_the_api_has():
     assert ask(fields={"temperature": 0.5}, clients=False, sampling=Sampling(temperature=0.0, seed=3)) == {"temperature": 0.0}
 
 
-@pytest.mark.parametrize(("arguments", "sent"), [('{"a": 1}', {"a": 1}), ("", {}), ("[1]", {"arguments": "[1]"}), ("{", {"arguments": "{"})])
+@pytest.mark.parametrize(
+    ("arguments", "sent"), [('{"a": 1}', {"a": 1}), ("", {}), ("[1]", {"arguments": "[1]"}), ("{", {"arguments": "{"})]
+)
 async def test_arguments_that_are_no_object_are_shown_as_text(upstream, arguments, sent):
     call = ToolCall("a", "add", arguments)
     await upstream.api.count(Turn(messages=(Message("user", "x"), Message("assistant", tool_calls=(call,)))))
