@@ -53,10 +53,9 @@ class Gateway:
         self._patience = patience
         self._sessions: dict[str, Session] = {}
         self._keys: dict[str, str] = {}
-        self.metrics = GatewayMetrics(
-            open_rollouts=lambda: len(self._sessions),
-            in_flight=lambda: sum(len(session.in_flight) for session in self._sessions.values()),
-        )
+        self.metrics = GatewayMetrics(open_rollouts=lambda: self.open_rollouts, in_flight=lambda: self.in_flight)
+        self.recorded = 0
+        """Calls that are in the log."""
         self.app = self._routes()
 
     def open(self, rollout_id: str, *, sampling: Sampling | None, token_budget: int | None = None) -> Access:
@@ -82,6 +81,15 @@ class Gateway:
             return SessionSummary()
         del self._keys[session.api_key]
         return await session.close()
+
+    @property
+    def open_rollouts(self) -> int:
+        return len(self._sessions)
+
+    @property
+    def in_flight(self) -> int:
+        """Calls of all open rollouts."""
+        return sum(len(session.in_flight) for session in self._sessions.values())
 
     def progress(self, rollout_id: str) -> dict[str, int]:
         """Counts of an open rollout."""
@@ -109,6 +117,7 @@ class Gateway:
                 self.fault = self.fault or error
             session.ended(recorder, call, error, room=room)
             if call is not None:
+                self.recorded += 1
                 self.metrics.recorded(call)
 
         sampling = session.sampling_for(turn, room, self._backend.stop_token_ids, index)
