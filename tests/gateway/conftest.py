@@ -253,7 +253,7 @@ class serve_answers:
         self._server = uvicorn.Server(config)
         self._server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]
         self._task = asyncio.create_task(self._server.serve(sockets=[listener]))
-        while not self._server.started:
+        while not self._server.started:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
         return f"http://127.0.0.1:{listener.getsockname()[1]}"
 

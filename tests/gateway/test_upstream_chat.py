@@ -165,7 +165,7 @@ async def test_a_client_that_leaves_closes_the_upstreams_stream(front, house):
     await anext(stream)
     await stream.close()
     for log in (front.log, house.log):
-        while not log.calls:
+        while not log.calls:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
         assert log.calls[0].finish is FinishReason.ABORTED
     assert house.engine.cancelled == 1

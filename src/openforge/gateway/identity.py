@@ -18,9 +18,7 @@ def identify(path_rollout: str | None, headers: Mapping[str, str], keys: Mapping
 
     On a path any unknown key passes: many agents insist on sending a made-up one.
     """
-    bearer = headers.get("authorization", "")
-    key = bearer[7:].strip() if bearer[:7].lower() == "bearer " else headers.get("x-api-key") or headers.get("x-goog-api-key", "")
-    owner = keys.get(key)
+    owner = keys.get(api_key(headers))
     if path_rollout is None:
         if owner is None:
             raise ApiError(401, "unknown API key: no open rollout has it", type="authentication_error", code="invalid_api_key")
@@ -28,6 +26,12 @@ def identify(path_rollout: str | None, headers: Mapping[str, str], keys: Mapping
     if owner not in (None, path_rollout):
         raise ApiError(403, "the API key belongs to another rollout than the path names", type="permission_error", code="rollout_mismatch")
     return path_rollout
+
+
+def api_key(headers: Mapping[str, str]) -> str:
+    """The key in whichever header the client's dialect puts it; "" where there is none."""
+    bearer = headers.get("authorization", "")
+    return bearer[7:].strip() if bearer[:7].lower() == "bearer " else headers.get("x-api-key") or headers.get("x-goog-api-key", "")
 
 
 SESSIONS = ("x-claude-code-session-id", "session-id", "session_id", "conversation_id", "x-session-id")

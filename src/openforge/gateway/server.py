@@ -11,7 +11,7 @@ import secrets
 import socket
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -28,6 +29,7 @@ from openforge.gateway.body import json_response, read_json
 from openforge.gateway.dialects import DIALECTS, Dialect
 from openforge.gateway.dialects.base import ApiError, ReplyHead, Target
 from openforge.gateway.identity import identify, speaker
+from openforge.gateway.metrics import CountErrors, GatewayMetrics
 from openforge.gateway.normaliser import normalise
 from openforge.gateway.recorder import Recorder, Source
 from openforge.gateway.relay import Patience, Relay
@@ -56,6 +58,9 @@ class Gateway:
         self._patience = patience
         self._sessions: dict[str, Session] = {}
         self._keys: dict[str, str] = {}
+        self.metrics = GatewayMetrics(open_rollouts=lambda: self.open_rollouts, in_flight=lambda: self.in_flight)
+        self.recorded = 0
+        """Calls that are in the log."""
         self.app = self._routes()
 
     def open(self, rollout_id: str, *, sampling: Sampling | None, token_budget: int | None = None) -> Access:
@@ -81,6 +86,24 @@ class Gateway:
             return SessionSummary()
         del self._keys[session.api_key]
         return await session.close()
+
+    @property
+    def open_rollouts(self) -> int:
+        return len(self._sessions)
+
+    @property
+    def in_flight(self) -> int:
+        """Calls of all open rollouts."""
+        return sum(len(session.in_flight) for session in self._sessions.values())
+
+    def progress(self, rollout_id: str) -> dict[str, int]:
+        """Counts of an open rollout."""
+        session = self._sessions[rollout_id]
+        return {"calls": session.calls, "in_flight": len(session.in_flight), "sampled_tokens": session.sampled_tokens}
+
+    def add_route(self, path: str, endpoint: Callable[[Request], Awaitable[Response]], method: str) -> None:
+        """Answer requests that are no client's. An ApiError that `endpoint` raises is answered as such."""
+        self.app.router.routes.append(Route(path, endpoint, methods=[method]))
 
     async def close_all(self) -> None:
         await asyncio.gather(*(self.close(rollout_id) for rollout_id in list(self._sessions)))
@@ -118,6 +141,9 @@ class Gateway:
             if error is not None and not isinstance(error, PromptTooLong):
                 self.fault = self.fault or error
             session.ended(recorder, call, error, room=room)
+            if call is not None:
+                self.recorded += 1
+                self.metrics.recorded(call)
 
         sampling = session.sampling_for(turn, room, self._backend.stop_token_ids, index)
         return Recorder(
@@ -176,13 +202,17 @@ class Gateway:
     # --- HTTP ---------------------------------------------------------------------------------------------------------------------------
 
     def _routes(self) -> Starlette:
-        routes = [Route("/health", self._health)]
+        routes = [Route("/health", self._health), Route("/metrics", self.metrics.page)]
         for prefix in ("", "/r/{rollout}"):
             routes.append(Route(f"{prefix}/v1/models", self._models))
             for dialect in DIALECTS:
                 routes += [Route(prefix + path, self._replies(dialect, path), methods=["POST"]) for path in dialect.reply_paths]
                 routes += [Route(prefix + path, self._counts(dialect, path), methods=["POST"]) for path in dialect.count_paths]
-        return Starlette(routes=routes, exception_handlers={HTTPException: _http_error, ApiError: _api_error})
+        return Starlette(
+            routes=routes,
+            middleware=[Middleware(CountErrors, metrics=self.metrics)],
+            exception_handlers={HTTPException: _http_error, ApiError: _api_error},
+        )
 
     def _session(self, request: Request) -> Session:
         rollout_id = identify(request.path_params.get("rollout"), request.headers, self._keys)

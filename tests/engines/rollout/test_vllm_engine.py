@@ -93,7 +93,7 @@ async def server() -> AsyncIterator[Server]:
     running = Quiet(uvicorn.Config(app, lifespan="off", log_level="critical", timeout_graceful_shutdown=1))
     serving = asyncio.create_task(running.serve(sockets=[listener]))
     script.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    while not running.started:
+    while not running.started:  # noqa: ASYNC110
         await asyncio.sleep(0.005)
     yield script
     running.should_exit = True

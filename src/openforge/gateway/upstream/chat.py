@@ -13,8 +13,9 @@ from openai.types.chat import ChatCompletionChunk
 from openai.types.chat.chat_completion_chunk import ChoiceDelta, ChoiceDeltaToolCall
 
 from openforge.gateway.dialects.base import ApiError
+from openforge.gateway.dialects.chat_request import write_message, write_tool
 from openforge.gateway.reply import ReasoningDelta, ReplyEvent, TextDelta, ToolCallDelta, Usage
-from openforge.gateway.turn import Message, Tool, Turn, new_tool_call_id
+from openforge.gateway.turn import Turn, new_tool_call_id
 from openforge.gateway.upstream.base import Ask, Told, refusal
 from openforge.types import FinishReason
 
@@ -36,7 +37,7 @@ class ChatApi:
         try:
             stream = await self._client.chat.completions.create(
                 model=self._model,
-                messages=[chat_message(message, extra=ask.dialect == "chat") for message in ask.turn.messages],  # type: ignore[misc]
+                messages=[write_message(message, extra=ask.dialect == "chat") for message in ask.turn.messages],  # type: ignore[misc]
                 stream=True,
                 stream_options={"include_usage": True},
                 extra_body=request_fields(ask),
@@ -67,7 +68,7 @@ def request_fields(ask: Ask) -> dict[str, Any]:
         fields = {key: value for key, value in turn.fields.items() if key not in left_out}
     fields |= ask.parameters()
     if turn.tools:
-        fields["tools"] = [chat_tool(tool) for tool in turn.tools]
+        fields["tools"] = [write_tool(tool) for tool in turn.tools]
     if stop := [*ask.sampling.stop]:
         fields["stop"] = stop
     if ask.max_tokens is not None:
@@ -75,30 +76,6 @@ def request_fields(ask: Ask) -> dict[str, Any]:
         old = ask.dialect == "chat" and turn.fields.get("max_tokens") is not None
         fields["max_tokens" if old else "max_completion_tokens"] = ask.max_tokens
     return fields
-
-
-def chat_tool(tool: Tool) -> dict[str, Any]:
-    function: dict[str, Any] = {"name": tool.name, "parameters": tool.parameters or {"type": "object", "properties": {}}}
-    if tool.description:
-        function["description"] = tool.description
-    return {"type": "function", "function": function}
-
-
-def chat_message(message: Message, *, extra: bool = False) -> dict[str, Any]:
-    """`extra`: with the fields that only a chat client can have meant."""
-    row: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.tool_calls:
-        row["content"] = message.content or None
-        row["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}} for call in message.tool_calls
-        ]
-    if message.reasoning:
-        row["reasoning_content"] = message.reasoning
-    if message.tool_call_id is not None:
-        row["tool_call_id"] = message.tool_call_id
-    if message.name is not None:
-        row["name"] = message.name
-    return {**message.extra, **row} if extra else row
 
 
 class ToolCalls:
