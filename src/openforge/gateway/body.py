@@ -6,13 +6,13 @@ can encode them): these become U+FFFD.
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from openforge.gateway import json_text
 from openforge.gateway.dialects.base import ApiError, BadRequest
 
 MAX_BODY_BYTES = 64 << 20
@@ -27,20 +27,12 @@ async def read_json(request: Request) -> dict[str, Any]:
         if len(body) > MAX_BODY_BYTES:
             raise ApiError(413, f"the request body exceeds {MAX_BODY_BYTES >> 20} MiB", type="invalid_request_error", code="body_too_large")
     try:
-        value = _decode(bytes(body))
+        value = json_text.decode(bytes(body))
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"the request body is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise BadRequest("the request body must be a JSON object")
     return value
-
-
-def _decode(body: bytes) -> Any:
-    try:
-        return msgspec.json.decode(body)
-    except msgspec.DecodeError:
-        text = json.dumps(json.loads(body), ensure_ascii=False)
-        return json.loads(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
 
 
 def json_response(value: object, status: int = 200) -> Response:

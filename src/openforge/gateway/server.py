@@ -122,7 +122,7 @@ class Gateway:
         return Starlette(routes=routes, exception_handlers={HTTPException: _http_error, ApiError: _api_error})
 
     def _session(self, request: Request) -> Session:
-        rollout_id = identify(request.path_params.get("rollout"), request.headers, self._keys)
+        rollout_id = identify(request.path_params.get("rollout"), request.headers, request.query_params, self._keys)
         session = self._sessions.get(rollout_id)
         if session is None:
             raise ApiError(404, f"rollout {rollout_id!r} is not open", type="not_found_error", code="rollout_not_found")

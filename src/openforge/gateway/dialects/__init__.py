@@ -2,8 +2,9 @@
 
 from openforge.gateway.dialects.base import Dialect
 from openforge.gateway.dialects.chat import Chat
+from openforge.gateway.dialects.gemini import Gemini
 
 __all__ = ["DIALECTS", "Dialect"]
 
-DIALECTS: tuple[Dialect, ...] = (Chat(),)
+DIALECTS: tuple[Dialect, ...] = (Chat(), Gemini())
 """The first one's errors answer requests that no dialect's path matches."""
