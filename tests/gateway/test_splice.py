@@ -50,7 +50,7 @@ class Rollout:
         sampled = sampled if closed else sampled[:-1]
         self.splicer.commit(plan, call_id, sampled, reply)
         parent = next((other.history for other in self.calls if plan.parent and other.call_id == plan.parent.id), [])
-        call = Recorded(plan, call_id, sampled, [*parent[: plan.messages_shared], *messages[plan.messages_shared :], reply])
+        call = Recorded(plan, call_id, sampled, [*parent[: plan.messages_shared], *plan.messages, reply])
         self.check(call)
         self.calls.append(call)
         return call
@@ -240,7 +240,7 @@ def echoes(draw: st.DrawFn, reply: Message) -> Message:
         keys = draw(st.permutations(list(value)))
         text = json.dumps({key: value[key] for key in keys}, separators=draw(st.sampled_from([(",", ":"), (", ", ": ")])))
         calls.append(ToolCall(draw(st.sampled_from([call.id, "new"])), call.name, text))
-    return Message("assistant", reply.content, draw(st.sampled_from([reply.reasoning, ""])), tuple(calls))
+    return Message("assistant", reply.content, draw(st.sampled_from([reply.reasoning, f" {reply.reasoning}\n", "", "mine"])), tuple(calls))
 
 
 others = st.builds(Message, st.sampled_from(["user", "tool", "system"]), words)
@@ -279,6 +279,8 @@ def test_prefix_law_over_random_histories(tiny_tokenizer, exact, data):
         call = rollout.call(posted, reply, closed=draw(st.booleans()), ids=ids)
         history = call.history[:-1]
         assert [canonical(m) for m in history] == [canonical(m) for m in posted]
+        for message, own in zip(history, posted, strict=True):
+            assert not own.reasoning.strip() or message.reasoning.split() == own.reasoning.split()
         if exact:
             assert call.plan.prompt_ids == encode(rollout.tokenizer, rollout.format.prompt(history, TOOLS))
 

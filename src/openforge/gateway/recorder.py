@@ -158,7 +158,7 @@ class Recorder:
         request: dict[str, Any] = {
             **turn.fields,
             "messages_shared": plan.messages_shared,
-            "messages": [message.record() for message in turn.messages[plan.messages_shared :]],
+            "messages": [message.record() for message in plan.messages],
         }
         # The tools are part of what a parent is found by, so a call with a parent has its parent's tools.
         if plan.parent is None and turn.tools:
