@@ -13,14 +13,12 @@ from openforge.gateway.dialects.base import ApiError
 from openforge.types import Speaker
 
 
-def identify(path_rollout: str | None, headers: Mapping[str, str], keys: Mapping[str, str]) -> str:
+def identify(path_rollout: str | None, headers: Mapping[str, str], query: Mapping[str, str], keys: Mapping[str, str]) -> str:
     """The rollout's id. `keys` maps API key to open rollout. Raises ApiError 401 (no such key) or 403 (path and key disagree).
 
     On a path any unknown key passes: many agents insist on sending a made-up one.
     """
-    bearer = headers.get("authorization", "")
-    key = bearer[7:].strip() if bearer[:7].lower() == "bearer " else headers.get("x-api-key") or headers.get("x-goog-api-key", "")
-    owner = keys.get(key)
+    owner = keys.get(_api_key(headers, query))
     if path_rollout is None:
         if owner is None:
             raise ApiError(401, "unknown API key: no open rollout has it", type="authentication_error", code="invalid_api_key")
@@ -28,6 +26,13 @@ def identify(path_rollout: str | None, headers: Mapping[str, str], keys: Mapping
     if owner not in (None, path_rollout):
         raise ApiError(403, "the API key belongs to another rollout than the path names", type="permission_error", code="rollout_mismatch")
     return path_rollout
+
+
+def _api_key(headers: Mapping[str, str], query: Mapping[str, str]) -> str:
+    bearer = headers.get("authorization", "")
+    if bearer[:7].lower() == "bearer ":
+        return bearer[7:].strip()
+    return headers.get("x-api-key") or headers.get("x-goog-api-key") or query.get("key", "")
 
 
 SESSIONS = ("x-claude-code-session-id", "session-id", "session_id", "conversation_id", "x-session-id")

@@ -1,7 +1,7 @@
 """JSON as clients and models really write it.
 
-Invariant: what is decoded here can be encoded again. Lone surrogates (JavaScript clients that cut strings send them; no tokenizer can encode
-them) become U+FFFD, and NaN and numbers beyond a double's range, which JSON has no words for, are written as null.
+Invariant: what is decoded here can be encoded again. Lone surrogates (JavaScript clients that cut strings send them; no tokenizer can
+encode them) become U+FFFD. NaN and numbers beyond a double's range, which JSON has no words for, are written as null.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from openforge.gateway.dialects.base import ApiError, BadRequest, ReplyHead, Tar
 from openforge.gateway.dialects.fields import camel_case, read_array, read_limit, read_object, read_string, read_strings
 from openforge.gateway.dialects.gemini_schema import json_schema
 from openforge.gateway.json_text import compact_object
-from openforge.gateway.reply import End, ReasoningDelta, ReplyEvent, TextDelta, ToolCallDelta, Usage
+from openforge.gateway.reply import End, ReasoningDelta, Reply, ReplyEvent, ReplyPart, TextDelta, ToolCallDelta, Usage
 from openforge.gateway.turn import Message, Tool, ToolCall, Turn
 from openforge.types import FinishReason
 
@@ -73,12 +73,9 @@ class Gemini:
             fields={key: value for key, value in body.items() if key not in ("contents", "systemInstruction", "tools")},
         )
 
-    def whole(self, head: ReplyHead, turn: Turn, message: Message, end: End) -> dict[str, Any]:
+    def whole(self, head: ReplyHead, turn: Turn, reply: Reply, end: End) -> dict[str, Any]:
         parts = PartWriter(thoughts=_wants_thoughts(turn))
-        events: list[ReplyEvent] = [ReasoningDelta(message.reasoning)] if message.reasoning else []
-        events += [TextDelta(message.content)] if message.content else []
-        events += [ToolCallDelta(index, call.id, call.name, call.arguments) for index, call in enumerate(message.tool_calls)]
-        written = [part for event in events for part in parts.feed(event)]
+        written = [row for part in reply.parts() for row in parts.feed(_event(part))]
         return _last(head, [*written, *parts.finish()], end, malformed=parts.malformed)
 
     def writer(self, head: ReplyHead, turn: Turn) -> GeminiWriter:
@@ -306,6 +303,10 @@ def _wants_thoughts(turn: Turn) -> bool:
 
 
 # --- replies ------------------------------------------------------------------------------------------------------------------------------
+
+
+def _event(part: ReplyPart) -> ReplyEvent:
+    return ToolCallDelta(0, part.id, part.name, part.arguments) if isinstance(part, ToolCall) else part
 
 
 def _last(head: ReplyHead, parts: list[dict[str, Any]], end: End, *, malformed: bool) -> dict[str, Any]:
