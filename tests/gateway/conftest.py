@@ -20,7 +20,7 @@ import uvicorn
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from openforge.gateway import EngineBackend, Gateway, listen
+from openforge.gateway import EngineBackend, Gateway, Limits, listen
 from openforge.gateway.formats import load_format
 from openforge.gateway.relay import Patience
 from openforge.gateway.text import encode, own_tokenizer
@@ -212,15 +212,17 @@ async def house() -> AsyncIterator[House]:
 
 
 class build_house:
-    def __init__(self, *, context_length: int = 1 << 20, patience: Patience | None = None) -> None:
+    def __init__(self, *, context_length: int = 1 << 20, patience: Patience | None = None, limits: Limits | None = None) -> None:
         self._context_length = context_length
         self._patience = patience or Patience()
+        self._limits = limits or Limits()
 
     async def __aenter__(self) -> House:
         self._stack = AsyncExitStack()
         engine, log = ScriptedEngine(TINY), MemoryLog()
         engine.context_length = self._context_length
-        gateway = Gateway(EngineBackend(engine, load_format(None, TINY), TINY), log, model_name="tiny", patience=self._patience)
+        backend = EngineBackend(engine, load_format(None, TINY), TINY)
+        gateway = Gateway(backend, log, model_name="tiny", patience=self._patience, limits=self._limits)
         address = await self._stack.enter_async_context(listen(gateway))
         return House(gateway, engine, log, address, self._stack)
 
