@@ -16,7 +16,7 @@ from openforge.types import Call
 
 def by_messages(calls: Sequence[Call]) -> list[Call]:
     """The calls of one rollout, those that an upstream API answered with ids of their messages."""
-    return [_stand_in(call) if call.upstream or not call.delta and not call.shared else call for call in calls]
+    return [_stand_in(call) if call.upstream or (not call.delta and not call.shared) else call for call in calls]
 
 
 def conversation(calls: Mapping[str, Call], id: str) -> list[dict[str, Any]]:
