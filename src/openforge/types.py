@@ -238,9 +238,9 @@ class Speaker:
     agent: str | None = None
     """The sub-agent; None where the client names none, which is how it names its main agent."""
     parent: str | None = None
-    """The agent that started it."""
+    """The agent that started it; None where that is the session's main agent, or not said."""
     purpose: str | None = None
-    """What the call is for, in one word: `count_tokens`, `compact`, `review`, …"""
+    """What the call is for, in one word: `count_tokens`, `compact`, `review`, `memory`, `auxiliary`, `prewarm`."""
     retry: int = 0
     """How often the client's SDK has tried this request before."""
 
