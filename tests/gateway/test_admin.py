@@ -117,17 +117,25 @@ async def test_sampling_and_budget_are_the_minters(desk):
     assert (closed["outcome"], closed["truncated"]) == ("truncated", True)
 
 
-async def test_time_to_live_closes_a_rollout_and_keeps_what_was_said(desk):
-    made = await desk.mint(ttl=0.2)
-    desk.house.say("hello the user", pause_at=1)
-    waiting = asyncio.create_task(desk.say(made["base_urls"]["chat"], "k"))
-    with pytest.raises(openai.APIStatusError):
-        await asyncio.wait_for(waiting, 10)
-    while desk.store.rollout(made["id"]).outcome is None:  # noqa: ASYNC110
+async def test_time_to_live_closes_a_rollout(desk):
+    made = await desk.mint(ttl=0.05)
+    while (await desk.http.get(f"/rollouts/{made['id']}")).json()["state"] == "open":  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     assert (await desk.http.get(f"/rollouts/{made['id']}")).json()["outcome"] == "timeout"
-    assert len(desk.house.log.calls[0].sampled) == 1
     assert desk.house.gateway.open_rollouts == 0
+    assert (await desk.http.delete(f"/rollouts/{made['id']}")).status_code == 404
+
+
+async def test_closing_aborts_what_is_in_flight_and_keeps_what_was_said(desk):
+    made = await desk.mint(ttl=1000)
+    desk.house.say("hello the user", pause_at=1)
+    waiting = asyncio.create_task(desk.say(made["base_urls"]["chat"], "k"))
+    await asyncio.wait_for(desk.house.engine.paused.wait(), 30)
+    assert (await desk.http.get(f"/rollouts/{made['id']}")).json()["in_flight"] == 1
+    assert (await desk.http.delete(f"/rollouts/{made['id']}")).json()["sampled_tokens"] == 1
+    with pytest.raises(openai.APIStatusError):
+        await waiting
+    assert len(desk.house.log.calls[0].sampled) == 1
 
 
 async def test_the_closer_tells_the_outcome(desk):
