@@ -34,9 +34,9 @@ THREE = {"role": "assistant", "content": "three"}
 UPSTREAM = {"model": "big", "finish": "stop", "usage": {"prompt_tokens": 10, "sampled_tokens": 4}}
 
 
-def call(id: str, messages: list[Any], reply: Any, parent: str | None = None, shared: int = 0, **fields: Any) -> Call:
+def call(id: str, messages: list[Any], reply: Any, parent: str | None = None, kept: int = 0, **fields: Any) -> Call:
     """As an upstream's calls are recorded."""
-    request = {"messages_shared": shared, "messages": messages, **({} if parent else {"tools": fields.pop("tools", [TOOL])})}
+    request = {"messages_shared": kept, "messages": messages, **({} if parent else {"tools": fields.pop("tools", [TOOL])})}
     defaults: dict[str, Any] = {
         "rollout_id": "r1",
         "index": 0,
