@@ -119,7 +119,7 @@ async def test_sampling_and_budget_are_the_minters(desk):
 
 async def test_time_to_live_closes_a_rollout(desk):
     made = await desk.mint(ttl=0.05)
-    while (await desk.http.get(f"/rollouts/{made['id']}")).json()["state"] == "open":  # noqa: ASYNC110
+    while (await desk.http.get(f"/rollouts/{made['id']}")).json()["state"] != "closed":  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     assert (await desk.http.get(f"/rollouts/{made['id']}")).json()["outcome"] == "timeout"
     assert desk.house.gateway.open_rollouts == 0
