@@ -85,14 +85,14 @@ async def _serve(settings: ServeSettings, run_dir: RunDir, console: Console) -> 
         backend = await stack.enter_async_context(_backend(settings))
         gateway = Gateway(backend, store, model_name=settings.name)
         spoken = {dialect.name for dialect in DIALECTS}
-        paths = {dialect: path for dialect, path in BASE_PATHS.items() if dialect in spoken}
+        paths: dict[str, str] = {dialect: path for dialect, path in BASE_PATHS.items() if dialect in spoken}
         # An API of text gets the clients' own sampling parameters; an engine of ours knows none but those of the rollout.
         sampling = None if settings.upstream else Sampling(max_tokens=UNLIMITED)
         admin = Admin(gateway, store, key=key, base_paths=paths, sampling=sampling)
         address = await stack.enter_async_context(listen(gateway, host=settings.host, port=settings.port))
         stack.push_async_callback(admin.close)
         console.print(f"Serving {settings.name} at {address}, recording into {run_dir.path}", highlight=False, soft_wrap=True)
-        if ADMIN_KEY not in os.environ:
+        if not os.environ.get(ADMIN_KEY):
             console.print(f"Admin key (set {ADMIN_KEY} to choose it): {key}", highlight=False, soft_wrap=True)
         await _watch(gateway, store, stop, console)
     console.print("Stopped; everything recorded is kept.", highlight=False)
