@@ -214,8 +214,9 @@ async def test_a_client_of_another_dialect_gets_its_own(front, house):
     house.say("<think>\nhm\n</think>\n\n" + CALL)
     access = front.gateway.open("messages", sampling=None)
     tool = {"name": "add", "description": "Add.", "input_schema": {"type": "object"}}
+    own = {"temperature": 0.5, "top_k": 3}
     async with anthropic.AsyncAnthropic(base_url=front.address + access.path, api_key=access.api_key, max_retries=0) as client:
-        async with client.messages.stream(model="m", max_tokens=99, messages=ASK, tools=[tool], temperature=0.5, top_k=3) as stream:
+        async with client.messages.stream(model="m", max_tokens=99, messages=ASK, tools=[tool], extra_body=own) as stream:
             reply = await stream.get_final_message()
         await house.gateway.close("teacher")
         with pytest.raises(anthropic.InternalServerError) as refused:

@@ -10,16 +10,19 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
+from transformers import AutoTokenizer
 
+from openforge.gateway import Gateway, listen
 from openforge.pool import Store
-from openforge.run.serve import ServedModel, ServeSettings, make_settings, serve
-from openforge.types import FinishReason, Outcome, UserError
+from openforge.run.serve import ServedModel, ServeSettings, make_settings, open_backend, serve
+from openforge.types import FinishReason, Outcome, Sampling, UserError
 
 KEY = "an-admin-key-for-tests"
 SECRET = "Zanzibar"
@@ -124,6 +127,42 @@ def test_an_upstream_is_served_and_its_calls_become_transcripts(start, openforge
     assert row["sampled_tokens"] == reply.usage.completion_tokens
     (below,) = map(json.loads, openforge("calls", tmp_path / "teacher", "--json").stdout.splitlines())
     assert (below["prompt_tokens"], below["sampled_tokens"]) == (row["prompt_tokens"], row["sampled_tokens"])
+
+
+async def test_what_a_vllm_server_samples_is_recorded_as_it_was(serve_script, tiny_model, tmp_path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    replies = [[*tokenizer.encode(word), end] for word in ("hé", "you")]
+    prompts: list[list[int]] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/v1/models":
+            return httpx.Response(200, json={"data": [{"id": "tiny", "max_model_len": 500}]})
+        body = json.loads(request.content)
+        ids = replies[len(prompts)]
+        prompts.append(body["prompt"])
+        assert body["stop_token_ids"] == [end]
+        choice = {"text": "", "token_ids": ids, "logprobs": {"token_logprobs": [-0.5] * len(ids)}, "finish_reason": "stop"}
+        return httpx.Response(200, text=f"data: {json.dumps({'choices': [choice]})}\n\ndata: [DONE]\n\n")
+
+    async with AsyncExitStack() as stack:
+        url = await stack.enter_async_context(serve_script(answer))
+        settings = ServeSettings(model=ServedModel(path=tiny_model), engine=url, name="tiny")
+        store = stack.enter_context(Store.open(tmp_path / "calls.db"))
+        gateway = Gateway(await stack.enter_async_context(open_backend(settings)), store, model_name="tiny")
+        address = await stack.enter_async_context(listen(gateway))
+        access = gateway.open("r", sampling=Sampling(max_tokens=50))
+        client = await stack.enter_async_context(openai.AsyncOpenAI(base_url=address + access.path + "/v1", api_key="k"))
+        history: list[Any] = [{"role": "user", "content": "hello"}]
+        for text in ("hé", "you"):
+            reply = await client.chat.completions.create(model="m", messages=history)
+            assert reply.choices[0].message.content == text
+            history += [{"role": "assistant", "content": text}, {"role": "user", "content": "more"}]
+        one, two = store.calls("r")
+    assert [one.sampled, two.sampled] == replies
+    assert (one.logprobs, one.versions) == ([-0.5] * len(replies[0]), [0] * len(replies[0]))
+    assert (two.parent_id, two.fork) == (one.id, None)
+    assert prompts[1][: len(prompts[0]) + len(replies[0])] == prompts[0] + replies[0]
 
 
 def test_options_that_do_not_go_together_are_one_line(tiny_model, tmp_path) -> None:

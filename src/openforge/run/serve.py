@@ -82,7 +82,7 @@ async def _serve(settings: ServeSettings, run_dir: RunDir, console: Console) -> 
         stack.enter_context(run_dir.lock())
         store = stack.enter_context(Store.open(run_dir.database))
         await store.recover()
-        backend = await stack.enter_async_context(_backend(settings))
+        backend = await stack.enter_async_context(open_backend(settings))
         gateway = Gateway(backend, store, model_name=settings.name)
         spoken = {dialect.name for dialect in DIALECTS}
         paths: dict[str, str] = {dialect: path for dialect, path in BASE_PATHS.items() if dialect in spoken}
@@ -117,7 +117,8 @@ async def _watch(gateway: Gateway, store: Store, stop: asyncio.Event, console: C
 
 
 @asynccontextmanager
-async def _backend(settings: ServeSettings) -> AsyncIterator[Backend]:
+async def open_backend(settings: ServeSettings) -> AsyncIterator[Backend]:
+    """What answers. Raises UserError where it cannot be had."""
     if settings.upstream is not None:
         from openforge.gateway.upstream import APIS, UpstreamBackend
 
