@@ -102,8 +102,10 @@ class Admin:
         if id in self._open:
             return json_response({"id": id, "state": "open", **self._gateway.progress(id)})
         rollout = self._log.rollout(id)
-        if rollout is None or rollout.outcome is None:
+        if rollout is None:
             raise _unknown(id)
+        if rollout.outcome is None:
+            return json_response({"id": id, "state": "closing"})
         return json_response({"id": id, "state": "closed", "outcome": rollout.outcome, "detail": rollout.detail})
 
     async def _finish(self, request: Request) -> Response:

@@ -127,6 +127,7 @@ class Gateway:
         plan = session.splicer.plan(turn.messages, turn.tools)
         key = request_key(plan, turn, dialect)
         if (answer := session.answers.find(key, stream=turn.stream, retry=speaker.retry)) is not None:
+            self.metrics.replayed()
             return Replay(answer)
         turn = session.noted(turn, plan, changes)
         session.splicer.begin(plan)
