@@ -297,7 +297,7 @@ async def test_sdk_raises_when_a_stream_fails_midway(house):
     async with sdk(house) as client:
         house.say("one two", closed=False, error=RuntimeError("out of memory"))
         chunks = []
-        with pytest.raises(errors.ServerError, match="out of memory"):
+        with pytest.raises(errors.ServerError, match="out of memory"):  # noqa: PT012
             async for chunk in await client.models.generate_content_stream(model="m", contents=ASK):
                 chunks.append(chunk)
     assert chunks

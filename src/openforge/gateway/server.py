@@ -342,7 +342,9 @@ async def listen(gateway: Gateway, host: str = "127.0.0.1", port: int = 0) -> As
     except OSError as error:
         listener.close()
         reason = error.strerror or str(error)
-        raise UserError(f"gateway: cannot listen on {host}:{port}: {reason}; choose another gateway.port (0 takes a free one)") from None
+        raise UserError(
+            f"gateway: cannot listen on {host}:{port}: {reason}; choose another port (gateway.port in a run file; 0 takes a free one)"
+        ) from None
     name = f"[{host}]" if family == socket.AF_INET6 else host
     # Agents pause for minutes between calls on pooled connections; a short keep-alive would close one just as it is used again.
     config = uvicorn.Config(
