@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 
 import httpx
 import openai
@@ -141,6 +142,18 @@ async def test_reasoning_that_a_client_echoes_is_read_again(house):
     await respond(other, [ASK, *echo(response), ASK], stream=False)
     assert house.log.calls[1].request["messages"][1]["reasoning"] == "hm"
     assert "<think>\nhm\n</think>" in prompt_text(house, house.log.calls[1])
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_any_tokens_are_answered_alike_streamed_and_plain(house, seed):
+    ids = random.Random(seed).choices(range(3, house.engine.tokenizer.get_vocab_size()), k=40)
+    client = await house.client()
+    outputs = []
+    for stream in (True, False):
+        house.say(ids=ids)
+        response = await respond(client, "hello", stream=stream)
+        outputs.append([(item["type"], item.get("content")) for item in echo(response)])
+    assert outputs[0] == outputs[1] != []
 
 
 async def test_an_empty_reply_is_a_complete_response(house):

@@ -19,6 +19,7 @@ from openforge.gateway.dialects.responses import Responses
 from openforge.gateway.dialects.responses_read import read_turn
 from openforge.gateway.formats.hermes_parser import HermesParser
 from openforge.gateway.reply import End, ReasoningDelta, Reply, ReplyEvent, TextDelta, ToolCallDelta, Usage
+from openforge.gateway.turn import Message, canonical_arguments
 from openforge.types import FinishReason
 
 TERMINAL = ("response.completed", "response.incomplete", "response.failed")
@@ -80,8 +81,10 @@ def replies(draw: st.DrawFn) -> list[ReplyEvent]:
             case "reasoning":
                 events += [ReasoningDelta(word) for word in draw(st.lists(words, min_size=1, max_size=2))]
             case "call":
-                events.append(ToolCallDelta(calls, f"call_{calls}", draw(st.sampled_from(["add", "patch", "crm__sql"])), ""))
-                events += [ToolCallDelta(calls, None, None, piece) for piece in draw(st.lists(words, max_size=2))]
+                arguments = draw(st.sampled_from(['{"a": "é", "b": [1]}', '{"input": "say \\"x\\""}', "{}"]))
+                cut = draw(st.integers(0, len(arguments)))
+                name = draw(st.sampled_from(["add", "patch", "crm__sql"]))
+                events += [ToolCallDelta(calls, f"call_{calls}", name, arguments[:cut]), ToolCallDelta(calls, None, None, arguments[cut:])]
                 calls += 1
     return events
 
@@ -200,6 +203,22 @@ def without_parsed(response: Response) -> dict:
         for part in item.get("content") or []:
             part.pop("parsed", None)
     return row
+
+
+@given(replies())
+@settings(max_examples=30, deadline=None)
+def test_the_items_of_any_reply_read_as_that_reply(events):
+    # What a client echoes must be found again among the recorded replies, or its history forks.
+    reply = Reply()
+    reply.add(events)
+    output = Responses().whole(HEAD, read_turn(BODY), reply, End(finish=FinishReason.STOP, usage=USAGE))["output"]
+    _, *echoed = read_turn({"input": [{"role": "user", "content": "hello"}, *output]}).messages
+    expected = [reply.message()] if output else []
+    assert [comparable(message) for message in echoed] == [comparable(message) for message in expected]
+
+
+def comparable(message: Message) -> object:
+    return message.content, message.reasoning, [(call.id, call.name, canonical_arguments(call.arguments)) for call in message.tool_calls]
 
 
 @given(

@@ -25,7 +25,6 @@ ECHOED = {
     "prompt_cache_key": None,
     "reasoning": None,
     "safety_identifier": None,
-    "store": False,
     "text": {"format": {"type": "text"}},
     "tool_choice": "auto",
     "truncation": "disabled",
