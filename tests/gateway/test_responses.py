@@ -259,7 +259,7 @@ async def test_input_tokens_are_those_of_the_prompt(house):
     client = await house.client()
     counted = await client.responses.input_tokens.count(model="m", input=[ASK], tools=[ADD])
     response = await client.responses.create(model="m", input=[ASK], tools=[ADD])
-    assert counted.input_tokens == response.usage.input_tokens == len(house.log.calls[0].delta)
+    assert counted.input_tokens == response.usage.input_tokens == len(house.log.calls[-1].delta)
 
 
 IMAGE = {"type": "input_image", "image_url": "data:"}
