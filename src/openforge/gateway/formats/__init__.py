@@ -7,11 +7,30 @@ from typing import Any
 
 from openforge.gateway.formats.base import Format, ReplyParser
 from openforge.gateway.formats.hermes import Hermes
+from openforge.gateway.formats.minimax_m2 import MiniMaxM2
+from openforge.gateway.formats.qwen3 import Qwen3
+from openforge.gateway.formats.qwen3_5 import Qwen35
+from openforge.gateway.formats.qwen3_coder import Qwen3Coder
 from openforge.types import UserError
 
 __all__ = ["Format", "ReplyParser", "load_format"]
 
-FORMATS: dict[str, Callable[[Any], Format]] = {"hermes": Hermes}
+FORMATS: dict[str, Callable[[Any], Format]] = {
+    "minimax_m2": MiniMaxM2,
+    "qwen3_coder": Qwen3Coder,
+    "qwen3_5": Qwen35,
+    "qwen3": Qwen3,
+    "hermes": Hermes,
+}
+
+MARKS: dict[str, tuple[str, ...]] = {
+    "minimax_m2": ("<minimax:tool_call>",),
+    "qwen3_5": ("<function=", "<think>"),
+    "qwen3_coder": ("<function=",),
+    "qwen3": ("<|im_start|>", "<tool_call>"),
+    "hermes": ("<|im_start|>",),
+}
+"""What a format's chat template holds; the first format with all of its marks is the model's."""
 
 
 def load_format(name: str | None, tokenizer: Any) -> Format:
@@ -20,10 +39,11 @@ def load_format(name: str | None, tokenizer: Any) -> Format:
     Raises UserError for an unknown name, for a template no format is known for, and for a tokenizer the format does not fit.
     """
     if name is None:
-        template = tokenizer.chat_template or ""
-        if not isinstance(template, str) or "<|im_start|>" not in template:
+        template = tokenizer.chat_template
+        marks = MARKS.items() if isinstance(template, str) else ()
+        name = next((name for name, marks in marks if all(mark in template for mark in marks)), None)
+        if name is None:
             raise UserError(f"model.format: cannot tell the format from the chat template; set it to one of: {', '.join(FORMATS)}")
-        name = "hermes"
     if name not in FORMATS:
         raise UserError(f"model.format: unknown format {name!r}; known: {', '.join(FORMATS)}")
     return FORMATS[name](tokenizer)
