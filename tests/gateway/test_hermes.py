@@ -73,7 +73,7 @@ def test_tools_preamble_is_short_and_holds_the_schema(tokenizer):
 
 
 def test_unknown_format_and_unfit_tokenizer_are_user_errors(tiny_tokenizer):
-    with pytest.raises(UserError, match="unknown format 'hermies'; known: hermes"):
+    with pytest.raises(UserError, match=r"unknown format 'hermies'; known: .*hermes"):
         load_format("hermies", tiny_tokenizer)
 
     class Bare:

@@ -49,16 +49,15 @@ class MiniMaxM2:
     def prompt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> str:
         folded = fold_systems(messages, head=True)
         has_system = bool(folded) and folded[0].role == "system"
-        # An empty system text counts as none.
         system = folded[0].content if has_system else None
-        return self._system.render(system or None, tools) + _turns(folded[has_system:]) + OPENING
+        return self._system.render(system, tools) + _turns(folded[has_system:]) + OPENING
 
     def opening(self, tools: Sequence[Tool], *, after: Message) -> str:
         return f"\n{OPENING}"
 
     def reply(self, message: Message) -> str:
         thought = think(message.reasoning).removeprefix(f"{THINK_OPEN}\n")
-        return f"{thought}{message.content}{_calls(message.tool_calls)}{END}"
+        return f"{thought}{message.content}{write_calls(message.tool_calls)}{END}"
 
     def continuation(self, messages: Sequence[Message], tools: Sequence[Tool], *, after: Message, closed: bool) -> str:
         return f"{'' if closed else END}\n{_turns(fold_systems(messages, head=False))}{OPENING}"
@@ -84,10 +83,11 @@ def _turn(message: Message, *, keep: bool) -> str:
         return f"{ROLE}{message.role}\n{message.content}{END}\n"
     reasoning, content = split_think(message, keep_end=False)
     kept = think(reasoning) if reasoning and keep else ""
-    return f"{ROLE}ai\n{kept}{content}{_calls(message.tool_calls)}{END}\n"
+    return f"{ROLE}ai\n{kept}{content}{write_calls(message.tool_calls)}{END}\n"
 
 
-def _calls(calls: Sequence[ToolCall]) -> str:
+def write_calls(calls: Sequence[ToolCall]) -> str:
+    """A reply's calls, one block."""
     if not calls:
         return ""
     return f"\n{TAGS.open_block}\n{''.join(map(_call, calls))}{TAGS.close_block}"

@@ -34,17 +34,17 @@ class Qwen35:
         self.closing_token_ids = frozenset(self.stop_token_ids[:1])
         template = Template(tokenizer, self.name)
         self._system = SystemTurn(template, _schema, f"{START}user\n")
-        self._calls = CallWriter(template)
+        self._calls = CallWriter.of(template)
         self._opening = template.opening()
         self._prefilled = self._opening.endswith(f"{THINK_OPEN}\n")
         asked, why = Message("user", USER), "Probing the reasoning."
+        self._splits = template.render([asked, Message("assistant", f"{think(why)}so")]).count(THINK_OPEN) == 1
         self._keeps_all = why in template.render([asked, Message("assistant", "so", why), asked])
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> str:
         folded = [replace(message, content=message.content.strip()) for message in fold_systems(messages, head=True)]
         has_system = bool(folded) and folded[0].role == "system"
-        # With tools, an empty system text counts as none.
-        system = folded[0].content if has_system and (folded[0].content or not tools) else None
+        system = folded[0].content if has_system else None
         turns = self._turns(folded[has_system:], since=last_query(folded, default=len(folded) - 1) - has_system)
         return self._system.render(system, tools) + turns + self._opening
 
@@ -79,7 +79,7 @@ class Qwen35:
         return "".join(parts)
 
     def _assistant(self, message: Message, *, keep: bool) -> str:
-        reasoning, content = split_think(message, keep_end=True)
+        reasoning, content = split_think(message, keep_end=True) if self._splits else (message.reasoning, message.content)
         return (think(reasoning.strip()) if keep else "") + self._calls.body(content, message.tool_calls)
 
 

@@ -31,7 +31,7 @@ class Qwen3Coder:
         self.closing_token_ids = frozenset(self.stop_token_ids[:1])
         template = Template(tokenizer, self.name)
         self._system = SystemTurn(template, _tool, f"{START}user\n")
-        self._calls = CallWriter(template)
+        self._calls = CallWriter.of(template)
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> str:
         has_system = bool(messages) and messages[0].role == "system"

@@ -47,13 +47,13 @@ class SystemTurn:
         """`write_tool`: a tool as the template writes it; `user_turn`: how the template begins a user's turn."""
         self._write_tool = write_tool
         self._frames = {
-            (bool(system), bool(tools)): self._frame(template.render([*system, Message("user", USER)], tools), tools, user_turn)
-            for system in ([], [Message("system", SYSTEM)])
+            (system, bool(tools)): self._frame(template.render(_asked(system), tools), tools, user_turn)
+            for system in (None, "", SYSTEM)
             for tools in ((), TOOLS)
         }
 
     def render(self, system: str | None, tools: Sequence[Tool]) -> str:
-        before, between, after = self._frames[system is not None, bool(tools)]
+        before, between, after = self._frames[SYSTEM if system else system, bool(tools)]
         written = between.join(map(self._write_tool, tools))
         return before.replace(SYSTEM, system or "") + written + after.replace(SYSTEM, system or "")
 
@@ -67,6 +67,10 @@ class SystemTurn:
         between, found, after = rest.partition(second)
         assert found, "the template writes tools otherwise"
         return before, between, after
+
+
+def _asked(system: str | None) -> list[Message]:
+    return [*([] if system is None else [Message("system", system)]), Message("user", USER)]
 
 
 def as_template_row(message: Message) -> dict[str, Any]:

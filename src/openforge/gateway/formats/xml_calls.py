@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from openforge.gateway.formats.tags import Tags
 from openforge.gateway.formats.template import USER, Template
@@ -25,14 +26,19 @@ TAGS = Tags(
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CallWriter:
-    """Writes calls; whether lists and scalars stand as JSON or as Python prints them differs between versions of the templates."""
+    """Writes calls. Whether lists and scalars stand as JSON or as Python prints them differs between versions of the templates."""
 
-    def __init__(self, template: Template) -> None:
+    json_lists: bool
+    json_scalars: bool
+
+    @classmethod
+    def of(cls, template: Template) -> CallWriter:
+        """As the template does it."""
         call = ToolCall("", "probe", '{"list": [true], "scalar": true}')
         text = template.render([Message("user", USER), Message("assistant", tool_calls=(call,))])
-        self._json_lists = "\n[true]\n" in text
-        self._json_scalars = "\ntrue\n" in text
+        return cls(json_lists="\n[true]\n" in text, json_scalars="\ntrue\n" in text)
 
     def body(self, content: str, calls: Sequence[ToolCall]) -> str:
         """An assistant's text and calls."""
@@ -49,5 +55,5 @@ class CallWriter:
         return f"<parameter={key}>", self._value(value), TAGS.close_parameter
 
     def _value(self, value: object) -> str:
-        as_json = isinstance(value, dict) or (self._json_lists if isinstance(value, list) else self._json_scalars)
+        as_json = isinstance(value, dict) or (self.json_lists if isinstance(value, list) else self.json_scalars)
         return to_json(value) if as_json and not isinstance(value, str) else str(value)
