@@ -18,11 +18,13 @@ TOOLS = (Tool("probe_one", "The first.", {"type": "object"}), Tool("probe_two", 
 
 
 class Template:
-    def __init__(self, tokenizer: Any, format: str) -> None:
-        """`format`: whose template it should be. Raises UserError if the tokenizer has none."""
+    def __init__(self, tokenizer: Any, format: str, **variables: str) -> None:
+        """`format`: whose template it should be; `variables`: what the template reads beside messages and tools. Raises UserError if the
+        tokenizer has none."""
         if not isinstance(tokenizer.chat_template, str):
             raise UserError(f"model.format: {format} is rendered as the model's own chat template says, and this tokenizer has none")
         self._tokenizer = tokenizer
+        self._variables = variables
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, opening: bool = False) -> str:
         """`opening`: with the beginning of the next reply."""
@@ -31,6 +33,7 @@ class Template:
             tools=[{"type": "function", "function": tool.record()} for tool in tools] or None,
             tokenize=False,
             add_generation_prompt=opening,
+            **self._variables,
         )
         return text
 
