@@ -203,5 +203,23 @@ def test_a_format_that_needs_the_models_template_says_so():
         load_format("minimax_m2", templated("qwen3", CHATML))
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "error"),
+    [
+        ("\\n<tool_response>\\n", "\\n<result>\\n", "looks like that of qwen3, but writes 'result>"),
+        ("tool | tojson", "tool.function.name", "writes tools otherwise"),
+    ],
+)
+def test_a_template_that_only_looks_like_a_formats_is_refused_unless_the_format_is_named(old, new, error):
+    tokenizer = templated("qwen3", CHATML)
+    assert old in tokenizer.chat_template
+    tokenizer.chat_template = tokenizer.chat_template.replace(old, new)
+    with pytest.raises(UserError, match=error):
+        load_format(None, tokenizer)
+
+
 def test_a_format_can_be_named_against_the_template():
+    tokenizer = templated("qwen3", CHATML)
+    tokenizer.chat_template = tokenizer.chat_template.replace("\\n<tool_response>\\n", "\\n<result>\\n")
+    assert load_format("qwen3", tokenizer).name == "qwen3"
     assert load_format("hermes", templated("qwen3", CHATML)).name == "hermes"
