@@ -3,15 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from openforge.gateway.formats.base import Format, ReplyParser
+from openforge.gateway.formats.deepseek_v31 import DeepSeekV31
+from openforge.gateway.formats.deepseek_v32 import DSML, DeepSeekV32
 from openforge.gateway.formats.hermes import Hermes
+from openforge.gateway.formats.llama3 import Llama3
 from openforge.types import UserError
 
 __all__ = ["Format", "ReplyParser", "load_format"]
 
-FORMATS: dict[str, Callable[[Any], Format]] = {"hermes": Hermes}
+FORMATS: dict[str, Callable[[Any], Format]] = {
+    "llama3": Llama3,
+    "deepseek_v31": DeepSeekV31,
+    "deepseek_v31_thinking": partial(DeepSeekV31, thinking=True),
+    "deepseek_v32": DeepSeekV32,
+    "deepseek_v32_thinking": partial(DeepSeekV32, thinking=True),
+    "hermes": Hermes,
+}
+
+MARKS: dict[str, tuple[str, ...]] = {
+    "llama3": ("<|start_header_id|>", "<|eot_id|>", "ipython"),
+    "deepseek_v31": ("<｜Assistant｜></think>", "<｜tool▁calls▁begin｜>"),
+    "hermes": ("<|im_start|>",),
+}
+"""What a format's chat template holds; the first format with all of its marks is the model's."""
 
 
 def load_format(name: str | None, tokenizer: Any) -> Format:
@@ -20,10 +38,18 @@ def load_format(name: str | None, tokenizer: Any) -> Format:
     Raises UserError for an unknown name, for a template no format is known for, and for a tokenizer the format does not fit.
     """
     if name is None:
-        template = tokenizer.chat_template or ""
-        if not isinstance(template, str) or "<|im_start|>" not in template:
+        name = _choose(tokenizer)
+        if name is None:
             raise UserError(f"model.format: cannot tell the format from the chat template; set it to one of: {', '.join(FORMATS)}")
-        name = "hermes"
     if name not in FORMATS:
         raise UserError(f"model.format: unknown format {name!r}; known: {', '.join(FORMATS)}")
     return FORMATS[name](tokenizer)
+
+
+def _choose(tokenizer: Any) -> str | None:
+    template = tokenizer.chat_template
+    if template is None and DSML in tokenizer.get_vocab():
+        # DeepSeek V3.2 ships a script in place of a template.
+        return "deepseek_v32"
+    marks = MARKS.items() if isinstance(template, str) else ()
+    return next((name for name, marks in marks if all(mark in template for mark in marks)), None)
