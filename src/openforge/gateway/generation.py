@@ -30,6 +30,8 @@ class Generation(Protocol):
     sampled: list[SampledToken]
     """Empty where an upstream API gives text only."""
     first_token_at: float | None
+    upstream: dict[str, Any]
+    """What that API told of the reply (see `types.Call`); complete when `run` has ended."""
 
     async def run(self, emit: Emit) -> End:
         """Produce the reply. Raises what the engine raises; cancellation stops the engine.
@@ -49,6 +51,7 @@ class TokenGeneration:
     ) -> None:
         self.sampled: list[SampledToken] = []
         self.first_token_at: float | None = None
+        self.upstream: dict[str, Any] = {}
         self._engine = engine
         self._plan = plan
         self._sampling = sampling

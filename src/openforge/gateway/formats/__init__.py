@@ -11,6 +11,10 @@ from openforge.gateway.formats.deepseek_v31 import DeepSeekV31
 from openforge.gateway.formats.deepseek_v32 import DSML, DeepSeekV32
 from openforge.gateway.formats.hermes import Hermes
 from openforge.gateway.formats.llama3 import Llama3
+from openforge.gateway.formats.minimax_m2 import MiniMaxM2
+from openforge.gateway.formats.qwen3 import Qwen3
+from openforge.gateway.formats.qwen3_5 import Qwen35
+from openforge.gateway.formats.qwen3_coder import Qwen3Coder
 from openforge.types import UserError
 
 __all__ = ["Format", "ReplyParser", "load_format"]
@@ -21,12 +25,20 @@ FORMATS: dict[str, Callable[[Any], Format]] = {
     "deepseek_v31_thinking": partial(DeepSeekV31, thinking=True),
     "deepseek_v32": DeepSeekV32,
     "deepseek_v32_thinking": partial(DeepSeekV32, thinking=True),
+    "minimax_m2": MiniMaxM2,
+    "qwen3_coder": Qwen3Coder,
+    "qwen3_5": Qwen35,
+    "qwen3": Qwen3,
     "hermes": Hermes,
 }
 
 MARKS: dict[str, tuple[str, ...]] = {
     "llama3": ("<|start_header_id|>", "<|eot_id|>", "ipython"),
     "deepseek_v31": ("<｜Assistant｜></think>", "<｜tool▁calls▁begin｜>"),
+    "minimax_m2": ("<minimax:tool_call>",),
+    "qwen3_5": ("<function=", "<think>"),
+    "qwen3_coder": ("<function=",),
+    "qwen3": ("<|im_start|>", "<tool_call>"),
     "hermes": ("<|im_start|>",),
 }
 """What a format's chat template holds; the first format with all of its marks is the model's."""

@@ -1,4 +1,4 @@
-"""Reads a Hermes reply as it is sampled: reasoning, text, tool calls.
+"""Hermes tool calls: how one is written, and how text and calls are read as they are sampled.
 
 Invariant: events do not depend on how the text was cut, time is linear in the text, and only a complete `<tool_call>` with a JSON object
 of exactly `name` (a string) and `arguments` (an object) is a call. Anything else, a truncated call included, stays visible text: a call is
@@ -9,26 +9,39 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from openforge.gateway.reply import ReasoningDelta, ReplyEvent, TextDelta, ToolCallDelta
-from openforge.gateway.turn import new_tool_call_id
+from openforge.gateway.formats.scan import SPACE, Prose, overlap
+from openforge.gateway.formats.values import read_arguments, to_json
+from openforge.gateway.reply import ReplyEvent, ToolCallDelta
+from openforge.gateway.turn import ToolCall, new_tool_call_id
 
 CALL_OPEN, CALL_CLOSE = "<tool_call>", "</tool_call>"
-THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 
 _STRUCTURE = re.compile(r'["{}\[\]]')
 _STRING_STOP = re.compile(r'["\\]')
-_SPACE = " \t\r\n"
+
+
+def text_and_calls(text: str, calls: Sequence[ToolCall]) -> str:
+    """An assistant's text and calls as the model writes them."""
+    return "\n".join([*([text] if text else []), *map(_write, calls)])
+
+
+def _write(call: ToolCall) -> str:
+    # Arguments that a client mangled are shown as the string they are: the model itself cannot write such a call.
+    arguments = read_arguments(call.arguments)
+    written = to_json({"name": call.name, "arguments": call.arguments if arguments is None else arguments})
+    return f"{CALL_OPEN}\n{written}\n{CALL_CLOSE}"
 
 
 class HermesParser:
+    """Reads what stands behind the reasoning."""
+
     def __init__(self) -> None:
         self._buffer = ""
-        self._state: Callable[[bool], bool] = self._start
+        self._state: Callable[[bool], bool] = self._text
         self._calls = 0
-        self._held = ""
-        """White space that is text only if text follows it."""
+        self._prose = Prose()
         self._events: list[ReplyEvent] = []
         self._scan = _CallScan()
         self._tail: list[str] = []
@@ -38,7 +51,7 @@ class HermesParser:
         return self._run(ended=False)
 
     def finish(self) -> list[ReplyEvent]:
-        return self._run(ended=True)
+        return [*self._run(ended=True), *self._prose.finish()]
 
     def _run(self, *, ended: bool) -> list[ReplyEvent]:
         while self._state(ended):
@@ -48,60 +61,19 @@ class HermesParser:
 
     # Each state consumes from the buffer and says whether to go on; it returns False when it needs more text (or at the end, when done).
 
-    def _start(self, ended: bool) -> bool:
-        body = self._buffer.lstrip(_SPACE)
-        if body.startswith(THINK_OPEN):
-            self._buffer = body[len(THINK_OPEN) :]
-            self._state = self._think_newline
-            return True
-        if THINK_OPEN.startswith(body) and not ended:
-            return False
-        self._state = self._text
-        return True
-
-    def _think_newline(self, ended: bool) -> bool:
-        if not self._buffer and not ended:
-            return False
-        self._buffer = self._buffer.removeprefix("\n")
-        self._state = self._think
-        return True
-
-    def _think(self, ended: bool) -> bool:
-        head, close, rest = self._buffer.partition(THINK_CLOSE)
-        if close:
-            self._emit(ReasoningDelta, head.removesuffix("\n"))
-            self._buffer = rest
-            self._state = self._after_think
-            return True
-        keep = 0 if ended else _overlap(self._buffer, f"\n{THINK_CLOSE}", THINK_CLOSE)
-        cut = len(self._buffer) - keep
-        self._emit(ReasoningDelta, self._buffer[:cut])
-        self._buffer = self._buffer[cut:]
-        return False
-
-    def _after_think(self, ended: bool) -> bool:
-        if len(self._buffer) < 2 and not self._buffer.strip("\n") and not ended:
-            return False
-        self._buffer = self._buffer.removeprefix("\n").removeprefix("\n")
-        self._state = self._text
-        return True
-
     def _text(self, ended: bool) -> bool:
         head, opened, rest = self._buffer.partition(CALL_OPEN)
         if opened:
-            self._emit_text(head)
+            self._events += self._prose.text(head)
             self._buffer = rest
             self._scan = _CallScan()
             self._tail = []
             self._state = self._call
             return True
-        keep = 0 if ended else _overlap(self._buffer, CALL_OPEN)
+        keep = 0 if ended else overlap(self._buffer, CALL_OPEN)
         cut = len(self._buffer) - keep
-        self._emit_text(self._buffer[:cut])
+        self._events += self._prose.text(self._buffer[:cut])
         self._buffer = self._buffer[cut:]
-        if ended and not self._calls:
-            self._emit(TextDelta, self._held)
-            self._held = ""
         return False
 
     def _call(self, ended: bool) -> bool:
@@ -114,24 +86,12 @@ class HermesParser:
         call = _read_call(body.removesuffix(CALL_CLOSE)) if verdict else None
         self._state = self._text
         if call is None:
-            self._emit_text(CALL_OPEN + body)
+            self._events += self._prose.text(CALL_OPEN + body)
         else:
-            self._held = ""
+            self._prose.call()
             self._events.append(ToolCallDelta(self._calls, new_tool_call_id(), *call))
             self._calls += 1
         return True
-
-    def _emit_text(self, text: str) -> None:
-        """Text, less the white space at its end that may turn out to be a mere separator of calls: one newline before the first call, and
-        all white space around later ones."""
-        text = self._held + text
-        body = text.rstrip(_SPACE) if self._calls else text.removesuffix("\n")
-        self._held = text[len(body) :]
-        self._emit(TextDelta, body)
-
-    def _emit(self, kind: type[TextDelta] | type[ReasoningDelta], text: str) -> None:
-        if text:
-            self._events.append(kind(text))
 
 
 class _CallScan:
@@ -181,7 +141,7 @@ class _CallScan:
                 return False
             self._close += 1
             return True if self._close == len(CALL_CLOSE) else None
-        if char in _SPACE:
+        if char in SPACE:
             return None
         if char == "{" and not self._opened:
             self._opened = True
@@ -211,7 +171,7 @@ def _read_call(text: str) -> tuple[str, str] | None:
             at += 1
     except (ValueError, IndexError, RecursionError):
         return None
-    if set(found) != {"name", "arguments"} or text[at + 1 :].strip(_SPACE):
+    if set(found) != {"name", "arguments"} or text[at + 1 :].strip(SPACE):
         return None
     (name, _), (arguments, written) = found["name"], found["arguments"]
     # An escaped lone surrogate is legal JSON, but no JSON writer puts it out again.
@@ -220,7 +180,7 @@ def _read_call(text: str) -> tuple[str, str] | None:
 
 
 def _skip(text: str, at: int) -> int:
-    while at < len(text) and text[at] in _SPACE:
+    while at < len(text) and text[at] in SPACE:
         at += 1
     return at
 
@@ -230,8 +190,3 @@ def _refuse(constant: str) -> object:
 
 
 _DECODER = json.JSONDecoder(parse_constant=_refuse)
-
-
-def _overlap(text: str, *marks: str) -> int:
-    """Length of the longest end of `text` that could begin one of `marks`."""
-    return max((n for mark in marks for n in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:n])), default=0)
