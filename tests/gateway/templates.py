@@ -34,7 +34,6 @@ TEMPLATES = {
         XINFERENCE.format("qwen2.5-coder-instruct"),
         "89d726e7795b101935db5c909c75a7d403a47deedad53a64947e9b079ba94def",
     ),
-    "qwq": ("xinference", XINFERENCE.format("QwQ-32B"), "61433aea8393589935ac6fdc49e937f991c796925e27241bd2b1d1080d9cf9af"),
     "qwen3": ("xinference", XINFERENCE.format("qwen3"), "13e4d4e5d0161c2d6625008905857c049f60f2ebbacf1ba2796cec9daf11c483"),
     "qwen3-thinking": (
         "xinference",

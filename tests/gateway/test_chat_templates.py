@@ -25,7 +25,6 @@ MODELS = {
     "minimax-m2.7": ("minimax_m2", MINIMAX),
     "qwen2.5": ("qwen3", CHATML),
     "qwen2.5-coder": ("qwen3", CHATML),
-    "qwq": ("qwen3", CHATML),
     "qwen3": ("qwen3", CHATML),
     "qwen3-thinking": ("qwen3", CHATML),
     "qwen3-instruct-2507": ("qwen3", CHATML),
@@ -37,7 +36,7 @@ MODELS = {
 }
 FOLDING = ("minimax_m2", "qwen3_5")
 """Formats whose templates know system text at the head only."""
-REASONING = [name for name in MODELS if name not in ("qwen2.5", "qwen2.5-coder", "qwq", "qwen3-instruct-2507", "qwen3-coder")]
+REASONING = [name for name in MODELS if name not in ("qwen2.5", "qwen2.5-coder", "qwen3-instruct-2507", "qwen3-coder")]
 
 
 @functools.cache
@@ -86,7 +85,7 @@ def conversations(draw: st.DrawFn) -> list[Message]:
 
 @pytest.mark.parametrize("name", MODELS)
 @given(messages=conversations(), offered=tools)
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_a_prompt_is_the_chat_templates_own(name, messages, offered):
     format, template = model(name)
     assert format.name == MODELS[name][0]
@@ -96,7 +95,7 @@ def test_a_prompt_is_the_chat_templates_own(name, messages, offered):
 
 @pytest.mark.parametrize("name", MODELS)
 @given(data=st.data())
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_pieces_add_up_to_the_whole(name, data):
     """The prefix law, for what a model can sample: no white space that its template drops."""
     format, _ = model(name)
@@ -203,5 +202,23 @@ def test_a_format_that_needs_the_models_template_says_so():
         load_format("minimax_m2", templated("qwen3", CHATML))
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "error"),
+    [
+        ("\\n<tool_response>\\n", "\\n<result>\\n", "looks like that of qwen3, but writes 'result>"),
+        ("tool | tojson", "tool.function.name", "writes tools otherwise"),
+    ],
+)
+def test_a_template_that_only_looks_like_a_formats_is_refused_unless_the_format_is_named(old, new, error):
+    tokenizer = templated("qwen3", CHATML)
+    assert old in tokenizer.chat_template
+    tokenizer.chat_template = tokenizer.chat_template.replace(old, new)
+    with pytest.raises(UserError, match=error):
+        load_format(None, tokenizer)
+
+
 def test_a_format_can_be_named_against_the_template():
+    tokenizer = templated("qwen3", CHATML)
+    tokenizer.chat_template = tokenizer.chat_template.replace("\\n<tool_response>\\n", "\\n<result>\\n")
+    assert load_format("qwen3", tokenizer).name == "qwen3"
     assert load_format("hermes", templated("qwen3", CHATML)).name == "hermes"

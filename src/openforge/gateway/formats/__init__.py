@@ -15,6 +15,7 @@ from openforge.gateway.formats.minimax_m2 import MiniMaxM2
 from openforge.gateway.formats.qwen3 import Qwen3
 from openforge.gateway.formats.qwen3_5 import Qwen35
 from openforge.gateway.formats.qwen3_coder import Qwen3Coder
+from openforge.gateway.formats.template import check_rendering
 from openforge.types import UserError
 
 __all__ = ["Format", "ReplyParser", "load_format"]
@@ -43,19 +44,24 @@ MARKS: dict[str, tuple[str, ...]] = {
 }
 """What a format's chat template holds; the first format with all of its marks is the model's."""
 
+CHECKED = ("minimax_m2", "qwen3_coder", "qwen3_5", "qwen3")
+"""Formats that ask the template about itself: they are chosen only for one that then renders an example as they do."""
+
 
 def load_format(name: str | None, tokenizer: Any) -> Format:
     """The format `name` for a Hugging Face tokenizer; None chooses by its chat template.
 
     Raises UserError for an unknown name, for a template no format is known for, and for a tokenizer the format does not fit.
     """
-    if name is None:
-        name = _choose(tokenizer)
-        if name is None:
-            raise UserError(f"model.format: cannot tell the format from the chat template; set it to one of: {', '.join(FORMATS)}")
-    if name not in FORMATS:
-        raise UserError(f"model.format: unknown format {name!r}; known: {', '.join(FORMATS)}")
-    return FORMATS[name](tokenizer)
+    chosen = _choose(tokenizer) if name is None else name
+    if chosen is None:
+        raise UserError(f"model.format: cannot tell the format from the chat template; set it to one of: {', '.join(FORMATS)}")
+    if chosen not in FORMATS:
+        raise UserError(f"model.format: unknown format {chosen!r}; known: {', '.join(FORMATS)}")
+    format = FORMATS[chosen](tokenizer)
+    if name is None and chosen in CHECKED:
+        check_rendering(format, tokenizer)
+    return format
 
 
 def _choose(tokenizer: Any) -> str | None:

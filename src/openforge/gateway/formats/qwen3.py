@@ -1,4 +1,4 @@
-"""Qwen 2.5, QwQ and Qwen 3, and others with a ChatML template of their own that introduces tools as these do.
+"""Qwen 2.5 and Qwen 3, and others with a ChatML template of their own that introduces tools as these do.
 
     <|im_start|>system … <tools> one JSON schema a line </tools> …<|im_end|>
     <|im_start|>assistant <think>…</think> … <tool_call>{"name": …, "arguments": {…}}</tool_call><|im_end|>
@@ -34,8 +34,6 @@ class Qwen3:
         self._prefilled = self._opening.endswith(f"{THINK_OPEN}\n")
         asked, why = Message("user", USER), "Probing the reasoning."
         self._thinks = why in template.render([asked, Message("assistant", "so", why), Message("tool", "done")])
-        echoed = Message("assistant", f"{think(why)}so")
-        self._splits = why not in template.render([asked, echoed, asked])
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> str:
         has_system = bool(messages) and messages[0].role == "system"
@@ -75,7 +73,7 @@ class Qwen3:
         return "".join(parts)
 
     def _assistant(self, message: Message, *, keep: bool, last: bool) -> str:
-        reasoning, content = split_think(message, keep_end=True) if self._splits else ("", message.content)
+        reasoning, content = split_think(message, keep_end=True) if self._thinks else ("", message.content)
         body = text_and_calls(content, message.tool_calls)
         if not (self._thinks and keep and (reasoning or last)):
             return body

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from openforge.gateway.formats.base import Format
 from openforge.gateway.formats.values import read_arguments
-from openforge.gateway.turn import Message, Tool
+from openforge.gateway.turn import Message, Tool, ToolCall
 from openforge.types import UserError
 
 SYSTEM, USER = "Probing the system text.", "Probing the user text."
@@ -68,8 +69,25 @@ class SystemTurn:
         first, second = map(self._write_tool, tools)
         before, _, rest = text.partition(first)
         between, found, after = rest.partition(second)
-        assert found, "the template writes tools otherwise"
+        if not found:
+            raise UserError("model.format: the chat template writes tools otherwise than the format does; set model.format to another one")
         return before, between, after
+
+
+def check_rendering(format: Format, tokenizer: Any) -> None:
+    """Raises UserError if the format renders an example otherwise than the tokenizer's own template does."""
+    template = Template(tokenizer, format.name)
+    call = ToolCall("call", TOOLS[0].name, '{"text": "one", "count": 2}')
+    asked = [Message("system", SYSTEM), Message("user", USER)]
+    worked = [Message("assistant", "Let me see.", "Hm.", (call,)), Message("tool", "three"), Message("assistant", "Three.", "So.")]
+    for messages in ([*asked, *worked], [*asked, *worked, Message("user", USER)]):
+        expected, written = template.render(messages, TOOLS, opening=True), format.prompt(messages, TOOLS)
+        if expected != written:
+            at = next((at for at, (a, b) in enumerate(zip(expected, written, strict=False)) if a != b), min(len(expected), len(written)))
+            raise UserError(
+                f"model.format: the chat template looks like that of {format.name}, but writes {expected[at : at + 40]!r} where the format "
+                f"writes {written[at : at + 40]!r}; set model.format to {format.name} to take the format's rendering, or to another one"
+            )
 
 
 def _asked(system: str | None) -> list[Message]:
