@@ -43,6 +43,7 @@ def test_splicing_keeps_what_a_client_does_in_good_faith_and_names_every_fork(fo
 
 
 def test_template_alone_loses_the_prefix_where_it_drops_reasoning():
+    """verl#6719, prime-rl#1334: so no server that renders every request anew can be token-exact, and splicing does not ask the template."""
     whole = {format: [finding.edit for finding in findings if finding.template == finding.ids] for format, findings in REPORTS.items()}
     appended, asked, lost = KEPT_BY_ALL[:3]
     assert appended in whole["deepseek_v32_thinking"]

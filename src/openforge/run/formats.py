@@ -15,8 +15,8 @@ from rich.text import Text
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from openforge.gateway.formats import FORMATS, load_format
+from openforge.gateway.formats.chatml import END, START
 from openforge.gateway.formats.deepseek_v31 import TOKENS as DEEPSEEK_TOKENS
-from openforge.gateway.formats.hermes import END, START
 from openforge.gateway.formats.report import Finding, prefix_report
 from openforge.run.models import load_tokenizer, resolve_model
 from openforge.types import UserError

@@ -59,7 +59,7 @@ class DeepSeekV31:
     def __init__(self, tokenizer: Any, *, thinking: bool = False) -> None:
         self.name = "deepseek_v31_thinking" if thinking else "deepseek_v31"
         end, *_ = token_ids(tokenizer, self.name, TOKENS)
-        self.stop_token_ids = (end,)
+        self.stop_token_ids: tuple[int, ...] = (end,)
         self.closing_token_ids = frozenset(self.stop_token_ids)
         self._thinking = thinking
 
