@@ -212,15 +212,19 @@ async def house() -> AsyncIterator[House]:
 
 
 class build_house:
-    def __init__(self, *, context_length: int = 1 << 20, patience: Patience | None = None) -> None:
+    def __init__(
+        self, *, context_length: int = 1 << 20, patience: Patience | None = None, tokenizer: PreTrainedTokenizerFast | None = None
+    ) -> None:
         self._context_length = context_length
+        self._tokenizer = tokenizer or TINY
         self._patience = patience or Patience()
 
     async def __aenter__(self) -> House:
         self._stack = AsyncExitStack()
-        engine, log = ScriptedEngine(TINY), MemoryLog()
-        engine.context_length = self._context_length
-        gateway = Gateway(EngineBackend(engine, load_format(None, TINY), TINY), log, model_name="tiny", patience=self._patience)
+        engine, log = ScriptedEngine(self._tokenizer), MemoryLog()
+        format = load_format(None, self._tokenizer)
+        engine.context_length, engine.end = self._context_length, format.stop_token_ids[0]
+        gateway = Gateway(EngineBackend(engine, format, self._tokenizer), log, model_name="tiny", patience=self._patience)
         address = await self._stack.enter_async_context(listen(gateway))
         return House(gateway, engine, log, address, self._stack)
 

@@ -14,6 +14,7 @@ from openforge.gateway.formats import Format, load_format
 from openforge.gateway.formats.fold import fold_systems
 from openforge.gateway.formats.template import Template
 from openforge.gateway.reply import Reply
+from openforge.gateway.splice import Splicer
 from openforge.gateway.text import encode, own_tokenizer
 from openforge.gateway.turn import Message, Role, Tool, ToolCall
 from openforge.types import UserError
@@ -36,7 +37,8 @@ MODELS = {
 }
 FOLDING = ("minimax_m2", "qwen3_5")
 """Formats whose templates know system text at the head only."""
-REASONING = [name for name in MODELS if name not in ("qwen2.5", "qwen2.5-coder", "qwen3-instruct-2507", "qwen3-coder")]
+SILENT = ("qwen2.5", "qwen2.5-coder", "qwen3-instruct-2507", "qwen3-coder", "qwen3.5-nothink")
+REASONING = [name for name in MODELS if name not in SILENT]
 
 
 @functools.cache
@@ -159,6 +161,28 @@ def test_earlier_reasoning_is_dropped_where_a_prompt_is_rendered_anew_and_kept_i
     asked, again = [Message("user", "u")], [Message("user", "again")]
     assert "then" not in format.prompt([*asked, THEN, *again], ())
     assert "then" in format.prompt(asked, ()) + format.reply(THEN) + format.continuation(again, (), after=THEN, closed=True)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_conversation_goes_on_behind_its_stored_ids(name):
+    """trl#5224, verl#3960, trl#6124: nothing sampled is rendered again, also when the client has lost the reasoning or the template would
+    drop it."""
+    format, core = model(name)[0], own_tokenizer(templated(name, MODELS[name][1]))
+    splicer, asked = Splicer(format, core), [Message("user", "u")]
+    reply = Message("assistant", "So.", "why" if name in REASONING else "", (ToolCall("1", "run", '{"n": 1}'),))
+    first = splicer.plan(asked, ())
+    splicer.begin(first)
+    sampled = encode(core, format.reply(reply))
+    splicer.commit(first, "a", sampled, reply)
+    echo = Message("assistant", "So.", "", (ToolCall("other", "run", '{"n":1}'),))
+    second = splicer.plan([*asked, echo, Message("tool", "r"), Message("user", "again")], ())
+    assert second.fork is None
+    stored = [*first.prompt_ids, *sampled]
+    assert list(second.prompt_ids[: len(stored)]) == stored
+    after = [Message("tool", "r"), Message("user", "again")]
+    assert core.decode(second.prompt_ids[len(stored) :], skip_special_tokens=False) == format.continuation(
+        after, (), after=echo, closed=True
+    )
 
 
 @pytest.mark.parametrize(

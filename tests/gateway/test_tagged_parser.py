@@ -96,6 +96,7 @@ def test_values_that_the_makers_own_parser_gets_wrong(value, schema, expected):
         ("7", {"$ref": "#/$defs/id"}, "7"),
         ("7", {"$ref": "#/$defs/loop"}, 7),
         ("7", {"$ref": "elsewhere"}, 7),
+        ("7", {"$ref": "#/$defs/maze"}, 7),
         ("7", True, 7),
         ("seven", {}, "seven"),
         ("7", {"type": []}, 7),
@@ -106,7 +107,7 @@ def test_values_that_the_makers_own_parser_gets_wrong(value, schema, expected):
     ids=lambda value: repr(value)[:24],
 )
 def test_a_value_is_what_its_schema_says(value, schema, expected):
-    definitions = {"id": STRING, "loop": {"$ref": "#/$defs/loop"}}
+    definitions = {"id": STRING, "loop": {"$ref": "#/$defs/loop"}, "maze": {"anyOf": [{"$ref": "#/$defs/maze"}] * 9}}
     offered = Tool("f", "", {"type": "object", "properties": {"a": schema}, "$defs": definitions})
     assert arguments(parse("m2", invoke(value), tools=(offered,))) == [{"a": expected}]
 

@@ -77,7 +77,7 @@ class Qwen3:
         body = text_and_calls(content, message.tool_calls)
         if not (self._thinks and keep and (reasoning or last)):
             return body
-        return think(reasoning.strip("\n")) + body.lstrip("\n")
+        return think(reasoning.strip("\n")) + body[len(content) - len(content.lstrip("\n")) :]
 
 
 def _schema(tool: Tool) -> str:
