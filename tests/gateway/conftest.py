@@ -223,8 +223,8 @@ class build_house:
 
     async def __aenter__(self) -> House:
         self._stack = AsyncExitStack()
-        format = load_format(None, self._tokenizer)
         engine, log = ScriptedEngine(self._tokenizer), MemoryLog()
+        format = load_format(None, self._tokenizer)
         engine.context_length, engine.end = self._context_length, format.stop_token_ids[0]
         backend = EngineBackend(engine, format, self._tokenizer)
         gateway = Gateway(backend, log, model_name="tiny", patience=self._patience, limits=self._limits)

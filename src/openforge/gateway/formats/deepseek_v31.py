@@ -27,6 +27,21 @@ from openforge.gateway.turn import Message, Tool, ToolCall
 
 BEGIN, END, USER, ASSISTANT = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"
 OUTPUT_BEGIN, OUTPUT_END = "<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>"
+TOKENS = (
+    END,
+    BEGIN,
+    USER,
+    ASSISTANT,
+    THINK_OPEN,
+    THINK_CLOSE,
+    CALLS_BEGIN,
+    CALL_BEGIN,
+    SEPARATOR,
+    CALL_END,
+    CALLS_END,
+    OUTPUT_BEGIN,
+    OUTPUT_END,
+)
 
 RULES = f"""
 IMPORTANT: ALWAYS adhere to this exact format for tool use:
@@ -43,8 +58,8 @@ Where:
 class DeepSeekV31:
     def __init__(self, tokenizer: Any, *, thinking: bool = False) -> None:
         self.name = "deepseek_v31_thinking" if thinking else "deepseek_v31"
-        end, *_ = token_ids(tokenizer, self.name, (END, BEGIN, USER, ASSISTANT, THINK_OPEN, THINK_CLOSE, CALLS_BEGIN, OUTPUT_END))
-        self.stop_token_ids = (end,)
+        end, *_ = token_ids(tokenizer, self.name, TOKENS)
+        self.stop_token_ids: tuple[int, ...] = (end,)
         self.closing_token_ids = frozenset(self.stop_token_ids)
         self._thinking = thinking
 

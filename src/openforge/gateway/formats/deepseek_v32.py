@@ -77,7 +77,7 @@ class DeepSeekV32:
     def __init__(self, tokenizer: Any, *, thinking: bool = False) -> None:
         self.name = "deepseek_v32_thinking" if thinking else "deepseek_v32"
         end, *_ = token_ids(tokenizer, self.name, (END, BEGIN, USER, ASSISTANT, THINK_OPEN, THINK_CLOSE))
-        self.stop_token_ids = (end,)
+        self.stop_token_ids: tuple[int, ...] = (end,)
         self.closing_token_ids = frozenset(self.stop_token_ids)
         self._thinking = thinking
 

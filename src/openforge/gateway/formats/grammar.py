@@ -3,7 +3,8 @@
 A grammar is a generator. It takes text from the front of the buffer and yields where it needs more; at the end of the text it is told so.
 While it reads what may be a tool call, it keeps the raw text, and `NoCall` shows that text after all.
 
-Invariant: every character is shown or belongs to a call, the buffer holds no more than an undecided mark, and so time is linear.
+Invariant: every character is shown, or belongs to a call, or is white space beside one (`scan.Prose`). The buffer holds no more than an
+undecided mark, and so time is linear.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from collections.abc import Generator
 from typing import TypeVar
 
 from openforge.gateway.formats.json_text import ObjectScan
-from openforge.gateway.formats.scan import overlap
-from openforge.gateway.reply import ReplyEvent, TextDelta, ToolCallDelta
+from openforge.gateway.formats.scan import SPACE, Prose, overlap
+from openforge.gateway.reply import ReplyEvent, ToolCallDelta
 from openforge.gateway.turn import new_tool_call_id
 
 T = TypeVar("T")
 Reading = Generator[None, None, T]
 
-_SPACE = re.compile(r"\s*")
+_SPACE = re.compile(f"[{SPACE}]*")
 
 
 class NoCall(Exception):
@@ -33,6 +34,7 @@ class GrammarParser:
         self._raw: list[str] = []
         """What was taken since the last call or text that was shown."""
         self._ended = False
+        self._prose = Prose()
         self._calls = 0
         self._events: list[ReplyEvent] = []
         self._grammar = self._reply()
@@ -47,6 +49,8 @@ class GrammarParser:
 
     def _advance(self) -> list[ReplyEvent]:
         next(self._grammar, None)
+        if self._ended:
+            self._events += self._prose.finish()
         events, self._events = self._events, []
         return events
 
@@ -58,7 +62,7 @@ class GrammarParser:
 
     def _show(self, text: str) -> None:
         if text:
-            self._events.append(TextDelta(text))
+            self._events += self._prose.text(text)
 
     def _show_raw(self) -> None:
         self._show("".join(self._raw))
@@ -72,6 +76,7 @@ class GrammarParser:
     def _call(self, name: str, arguments: str) -> None:
         """A call is complete."""
         self._raw.clear()
+        self._prose.call()
         self._events.append(ToolCallDelta(self._calls, new_tool_call_id(), name, arguments))
         self._calls += 1
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import re
+from typing import TypeGuard
 
-SPACE = " \t\r\n"
+from openforge.gateway.formats.scan import SPACE
 
 _STRUCTURE = re.compile(r'["{}\[\]]')
 _STRING_STOP = re.compile(r'["\\]')
@@ -71,6 +72,11 @@ def read_object(text: str) -> dict[str, tuple[object, str]] | None:
     except (ValueError, IndexError, RecursionError):
         return None
     return None if text[at + 1 :].strip(SPACE) else found
+
+
+def is_name(value: object) -> TypeGuard[str]:
+    """Whether a value can be a tool's name. An escaped lone surrogate is legal JSON, but no JSON writer puts it out again."""
+    return isinstance(value, str) and value != "" and not any("\ud800" <= char <= "\udfff" for char in value)
 
 
 def is_json(text: str) -> bool:

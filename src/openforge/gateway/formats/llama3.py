@@ -34,7 +34,7 @@ class Llama3:
 
     def __init__(self, tokenizer: Any) -> None:
         turn_end, message_end, text_end, *_ = token_ids(tokenizer, self.name, (TURN_END, MESSAGE_END, TEXT_END, START, END, BEGIN))
-        self.stop_token_ids = (turn_end, message_end, text_end)
+        self.stop_token_ids: tuple[int, ...] = (turn_end, message_end, text_end)
         # A model told that its environment is ipython ends a call's message with <|eom_id|>.
         self.closing_token_ids = frozenset((turn_end, message_end))
         self._head = SystemTurn(Template(tokenizer, self.name, date_string=DATE), _tool, "")

@@ -12,7 +12,7 @@ import re
 from collections.abc import Container, Sequence
 
 from openforge.gateway.formats.grammar import GrammarParser, NoCall, Reading
-from openforge.gateway.formats.json_text import read_object
+from openforge.gateway.formats.json_text import is_name, read_object
 from openforge.gateway.turn import Tool
 
 PYTHON_TAG = "<|python_tag|>"
@@ -53,6 +53,6 @@ def _read_call(text: str, names: Container[str] | None) -> tuple[str, str]:
     if len(found) != 1 or not found.keys() <= {"parameters", "arguments"}:
         raise NoCall
     ((value, written),) = found.values()
-    if not isinstance(name, str) or not name or (names is not None and name not in names) or not isinstance(value, dict):
+    if not is_name(name) or (names is not None and name not in names) or not isinstance(value, dict):
         raise NoCall
     return name, written
