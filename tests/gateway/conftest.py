@@ -208,16 +208,25 @@ async def house() -> AsyncIterator[House]:
 
 
 class build_house:
-    def __init__(self, *, context_length: int = 1 << 20, patience: Patience | None = None, limits: Limits | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        context_length: int = 1 << 20,
+        patience: Patience | None = None,
+        limits: Limits | None = None,
+        tokenizer: PreTrainedTokenizerFast | None = None,
+    ) -> None:
         self._context_length = context_length
+        self._tokenizer = tokenizer or TINY
         self._patience = patience or Patience()
         self._limits = limits or Limits()
 
     async def __aenter__(self) -> House:
         self._stack = AsyncExitStack()
-        engine, log = ScriptedEngine(TINY), MemoryLog()
-        engine.context_length = self._context_length
-        backend = EngineBackend(engine, load_format(None, TINY), TINY)
+        engine, log = ScriptedEngine(self._tokenizer), MemoryLog()
+        format = load_format(None, self._tokenizer)
+        engine.context_length, engine.end = self._context_length, format.stop_token_ids[0]
+        backend = EngineBackend(engine, format, self._tokenizer)
         gateway = Gateway(backend, log, model_name="tiny", patience=self._patience, limits=self._limits)
         address = await self._stack.enter_async_context(listen(gateway))
         return House(gateway, engine, log, address, self._stack)
