@@ -50,14 +50,14 @@ def head(length, path=CHAT):
 
 
 def assert_nothing_is_left(house):
-    assert house.gateway._in_flight == 0
+    assert house.gateway.in_flight == 0
     assert not any(session.in_flight for session in house.gateway._sessions.values())
     assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("call ")]
 
 
 async def settled(house):
     """Wait until no request is being answered."""
-    while house.gateway._in_flight or [task for task in asyncio.all_tasks() if "run_asgi" in repr(task)]:  # noqa: ASYNC110
+    while house.gateway.in_flight or [task for task in asyncio.all_tasks() if "run_asgi" in repr(task)]:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
 
 

@@ -6,6 +6,7 @@ Invariant: a request belongs to exactly one open rollout. A key of one rollout o
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 import msgspec
 
@@ -13,12 +14,15 @@ from openforge.gateway.dialects.base import ApiError
 from openforge.types import Speaker
 
 
-def identify(path_rollout: str | None, headers: Mapping[str, str], query: Mapping[str, str], keys: Mapping[str, str]) -> str:
+NO_QUERY: Mapping[str, str] = MappingProxyType({})
+
+
+def identify(path_rollout: str | None, headers: Mapping[str, str], keys: Mapping[str, str], query: Mapping[str, str] = NO_QUERY) -> str:
     """The rollout's id. `keys` maps API key to open rollout. Raises ApiError 401 (no such key) or 403 (path and key disagree).
 
     On a path any unknown key passes: many agents insist on sending a made-up one.
     """
-    owner = keys.get(_api_key(headers, query))
+    owner = keys.get(api_key(headers, query))
     if path_rollout is None:
         if owner is None:
             raise ApiError(401, "unknown API key: no open rollout has it", type="authentication_error", code="invalid_api_key")
@@ -28,7 +32,8 @@ def identify(path_rollout: str | None, headers: Mapping[str, str], query: Mappin
     return path_rollout
 
 
-def _api_key(headers: Mapping[str, str], query: Mapping[str, str]) -> str:
+def api_key(headers: Mapping[str, str], query: Mapping[str, str] = NO_QUERY) -> str:
+    """The key wherever the client's dialect puts it; "" where there is none."""
     bearer = headers.get("authorization", "")
     if bearer[:7].lower() == "bearer ":
         return bearer[7:].strip()

@@ -77,7 +77,7 @@ def describe(routes: Iterable[BaseRoute]) -> dict[str, Any]:
         names = re.findall(r"{(\w+)}", path)
         if names:
             operations["parameters"] = [{"name": name, "in": "path", "required": True, "schema": TEXT} for name in names]
-        paths[path] = operations
+        paths.setdefault(path, {}).update(operations)
     return {
         "openapi": "3.1.0",
         "info": {"title": "OpenForge gateway", "version": __version__},

@@ -5,10 +5,12 @@ import re
 from openforge.gateway.dialects.base import Dialect
 from openforge.gateway.dialects.chat import Chat
 from openforge.gateway.dialects.gemini import Gemini
+from openforge.gateway.dialects.messages import Messages
+from openforge.gateway.dialects.responses import Responses
 
 __all__ = ["DIALECTS", "Dialect", "dialect_of"]
 
-DIALECTS: tuple[Dialect, ...] = (Chat(), Gemini())
+DIALECTS: tuple[Dialect, ...] = (Chat(), Responses(), Messages(), Gemini())
 """The first one's errors answer requests that no dialect's path matches."""
 
 
