@@ -120,7 +120,7 @@ class ScriptedEngine:
                 await asyncio.sleep(0)
                 done.append(id)
                 yield GenerationChunk(tokens=(SampledToken(id, -i / 8, 7),))
-                text = self.tokenizer.decode(done, skip_special_tokens=False)
+                text = self.tokenizer.decode(done, skip_special_tokens=False) if sampling.stop else ""
                 if id in sampling.stop_token_ids or any(stop in text for stop in sampling.stop):
                     yield GenerationChunk(finish=FinishReason.STOP)
                     return
