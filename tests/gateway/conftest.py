@@ -86,6 +86,8 @@ class Script:
     """Raised where the reply ends."""
     pause_at: int | None = None
     """Wait for ever before this token."""
+    delay: float = 0.0
+    """Seconds before the first token."""
 
 
 class ScriptedEngine:
@@ -113,6 +115,7 @@ class ScriptedEngine:
         ids = [*ids, self.end] if script.closed else ids
         done: list[int] = []
         try:
+            await asyncio.sleep(script.delay)
             for i, id in enumerate(ids):
                 if i == script.pause_at:
                     self.paused.set()

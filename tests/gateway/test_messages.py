@@ -299,7 +299,7 @@ async def test_tokens_are_counted_over_the_rendered_prompt(house):
     client = await house.anthropic()
     request = {"model": "claude", "messages": [*ASK, say("assistant", text("hi"))], "system": "Add. " * 20, "tools": TOOLS}
     counted = await client.messages.count_tokens(**{**request, "messages": ASK})
-    assert not house.log.calls
+    assert not house.engine.prompts
     await client.messages.create(**{**request, "messages": ASK}, max_tokens=9)
     assert counted.input_tokens == len(house.engine.prompts[0])
     assert (await client.messages.count_tokens(**request)).input_tokens > counted.input_tokens

@@ -69,14 +69,18 @@ class NoFormat:
 
     name = "none"
     stop_token_ids: tuple[int, ...] = ()
+    closing_token_ids: frozenset[int] = frozenset()
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> str:
+        return ""
+
+    def opening(self, tools: Sequence[Tool], *, after: Message) -> str:
         return ""
 
     def reply(self, message: Message) -> str:
         return ""
 
-    def continuation(self, messages: Sequence[Message], tools: Sequence[Tool], *, closed: bool) -> str:
+    def continuation(self, messages: Sequence[Message], tools: Sequence[Tool], *, after: Message, closed: bool) -> str:
         return ""
 
     def parser(self, tools: Sequence[Tool]) -> ReplyParser:
