@@ -59,7 +59,10 @@ class OpenAI:
     def streamed(self, pieces):
         self.answer = httpx2.Response(200, headers={"content-type": "text/event-stream"}, content=iter(pieces))
         with self.client.chat.completions.stream(model="m", messages=[], stream_options={"include_usage": True}) as stream:
-            return self.row(stream.get_final_completion())
+            try:
+                return self.row(stream.get_final_completion())
+            except openai.LengthFinishReasonError as cut:
+                return self.row(cut.completion)
 
     def plain(self, body):
         self.answer = httpx2.Response(200, headers={"content-type": "application/json"}, content=body)
@@ -101,7 +104,7 @@ class Google:
                     parts[-1]["text"] += part["text"]
                 elif part.get("text") != "":
                     parts.append(part)
-        last = reply.model_dump(exclude_none=True, exclude={"sdk_http_response", "candidates", "parsed"})
+        last = reply.model_dump(exclude_none=True, exclude={"sdk_http_response", "candidates", "automatic_function_calling_history"})
         return {"parts": parts, "finish": reply.candidates[0].finish_reason, **last}
 
 
