@@ -17,7 +17,7 @@ from openforge.gateway.reply import End, ReasoningDelta, Reply, ReplyEvent, Text
 from openforge.gateway.turn import Message, Role, Tool, ToolCall, Turn
 from openforge.types import FinishReason
 
-ROLES: dict[object, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+ROLES: dict[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 REASONING = ("reasoning_content", "reasoning", "reasoning_text")
 """Clients' names for it; the first is ours."""
 KNOWN = {"role", "content", "name", "tool_call_id", "tool_calls", *REASONING}
@@ -122,9 +122,10 @@ def read_tools(value: object) -> tuple[Tool, ...]:
 
 
 def _message(row: dict[str, Any], where: str) -> Message:
-    role = ROLES.get(row.get("role"))
+    name = read_string(row, "role", where)
+    role = ROLES.get(name)
     if role is None:
-        raise BadRequest(f"{where}.role: {row.get('role')!r} is not one of: {', '.join(map(str, ROLES))}")
+        raise BadRequest(f"{where}.role: {name!r} is not one of: {', '.join(ROLES)}")
     calls = row.get("tool_calls") or []
     if not isinstance(calls, list) or (calls and role != "assistant"):
         raise BadRequest(f"{where}.tool_calls must be an array, in an assistant message")
