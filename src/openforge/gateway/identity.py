@@ -47,9 +47,9 @@ PURPOSES = {
 def speaker(headers: Mapping[str, str]) -> Speaker:
     """What the client says of itself.
 
-    Claude Code names its session on every request, and a sub-agent and the agent that started it on theirs (2.1.139 and later). Codex names the
-    session and the thread, which differ in a sub-agent; older versions, and OpenCode, give a sub-agent a session of its own and name its
-    parent. The purpose comes from Claude Code's hint headers, Codex's sub-agent header or its turn metadata.
+    Claude Code names its session on every request, and a sub-agent and the agent that started it on theirs (2.1.139 and later). Codex
+    names the session and the thread, which differ in a sub-agent; older versions, and OpenCode, give a sub-agent a session of its own and
+    name its parent. The purpose comes from Claude Code's hint headers, Codex's sub-agent header or its turn metadata.
     """
     session, parent = _first(headers, SESSIONS), _first(headers, PARENTS)
     thread = headers.get("thread-id") or session
