@@ -90,7 +90,7 @@ class Words:
     def _last_message(self, call: Call) -> Row:
         while not call.request.get("messages") and call.parent_id is not None:
             call = self._forest.calls[call.parent_id]
-        rows = call.request.get("messages") or [{}]
+        rows: list[Row] = call.request.get("messages") or [{}]
         return rows[-1]
 
     def _prompt(self, id: str) -> list[Row]:
