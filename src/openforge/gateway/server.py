@@ -45,6 +45,7 @@ class Gateway:
     def __init__(self, backend: Backend, log: CallLog, *, model_name: str, patience: Patience = Patience()) -> None:  # noqa: B008 (frozen)
         self.fault: Exception | None = None
         """Why the log failed, once it has."""
+        self.context_length = backend.context_length
         self._backend = backend
         self._log = log
         self._model_name = model_name
