@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import openai
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -183,6 +184,12 @@ class House:
         access = self.gateway.open(rollout, sampling=sampling or Sampling(), token_budget=token_budget)
         return await self.stack.enter_async_context(
             openai.AsyncOpenAI(base_url=self.address + access.path + "/v1", api_key=access.api_key, max_retries=0)
+        )
+
+    async def anthropic(self, rollout: str = "r1") -> anthropic.AsyncAnthropic:
+        access = self.gateway.open(rollout, sampling=Sampling())
+        return await self.stack.enter_async_context(
+            anthropic.AsyncAnthropic(base_url=self.address + access.path, api_key=access.api_key, max_retries=0)
         )
 
     async def recorded(self, count: int) -> list[Call]:

@@ -27,7 +27,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    message: Message
+    reply: Reply
     end: End
 
 
@@ -119,7 +119,7 @@ class Recorder:
         self._splicer.commit(self._plan, call.id, call.sampled, None if finish == FinishReason.ERROR else message)
         self._on_end(self, call, None)
         if isinstance(result, End):
-            self.events.put_nowait(Finished(message, result))
+            self.events.put_nowait(Finished(self._reply, result))
         elif isinstance(result, ApiError):
             self.events.put_nowait(Failed(result))
         elif isinstance(result, Exception):

@@ -86,7 +86,7 @@ class Relay(Response):
             event = await self._events.get()
         if isinstance(event, Failed):
             return self._error(event.error)
-        return json_response(self._dialect.whole(self._head, self._turn, event.message, event.end))
+        return json_response(self._dialect.whole(self._head, self._turn, event.reply, event.end))
 
     async def _stream(self, event: RecorderEvent | Silence, send: Send) -> None:
         writer = self._dialect.writer(self._head, self._turn)

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from openforge.gateway.reply import End, ReplyEvent, Usage
-from openforge.gateway.turn import Message, Turn
+from openforge.gateway.reply import End, Reply, ReplyEvent, Usage
+from openforge.gateway.turn import Turn
 
 
 class ApiError(Exception):
@@ -87,7 +87,7 @@ class Dialect(Protocol):
         """Raises BadRequest."""
         ...
 
-    def whole(self, head: ReplyHead, turn: Turn, message: Message, end: End) -> dict[str, Any]:
+    def whole(self, head: ReplyHead, turn: Turn, reply: Reply, end: End) -> dict[str, Any]:
         """The plain reply: what a client adds the streamed one up to."""
         ...
 

@@ -13,7 +13,7 @@ import msgspec
 from openforge.gateway.dialects import sse
 from openforge.gateway.dialects.base import ApiError, BadRequest, ReplyHead, Target
 from openforge.gateway.dialects.fields import read_limit, read_object, read_string, read_strings
-from openforge.gateway.reply import End, ReasoningDelta, ReplyEvent, TextDelta, ToolCallDelta, Usage
+from openforge.gateway.reply import End, ReasoningDelta, Reply, ReplyEvent, TextDelta, ToolCallDelta, Usage
 from openforge.gateway.turn import Message, Role, Tool, ToolCall, Turn
 from openforge.types import FinishReason
 
@@ -41,7 +41,8 @@ class Chat:
             fields=fields,
         )
 
-    def whole(self, head: ReplyHead, turn: Turn, message: Message, end: End) -> dict[str, Any]:
+    def whole(self, head: ReplyHead, turn: Turn, reply: Reply, end: End) -> dict[str, Any]:
+        message = reply.message()
         row: dict[str, Any] = {"role": "assistant", "content": message.content or (None if message.tool_calls else "")}
         if message.reasoning:
             row["reasoning_content"] = message.reasoning
