@@ -3,8 +3,9 @@
 from openforge.gateway.dialects.base import Dialect
 from openforge.gateway.dialects.chat import Chat
 from openforge.gateway.dialects.messages import Messages
+from openforge.gateway.dialects.responses import Responses
 
 __all__ = ["DIALECTS", "Dialect"]
 
-DIALECTS: tuple[Dialect, ...] = (Chat(), Messages())
+DIALECTS: tuple[Dialect, ...] = (Chat(), Messages(), Responses())
 """The first one's errors answer requests that no dialect's path matches."""
