@@ -97,6 +97,60 @@ def report(directory: Directory) -> None:
 
 
 @app.command()
+def serve(
+    directory: Annotated[Path, typer.Option("--dir", help="Where the calls are recorded; may be that of an earlier `serve`.")],
+    model: Annotated[Path | None, typer.Option(help="The model's folder (or hub id). Without --engine it is run here.")] = None,
+    format: Annotated[str | None, typer.Option(help="How the model writes tool calls; default: what its chat template shows.")] = None,
+    engine: Annotated[str | None, typer.Option(metavar="URL", help="A vLLM server that serves the model.")] = None,
+    upstream: Annotated[str | None, typer.Option(metavar="URL", help="An OpenAI- or Anthropic-compatible API instead of a model.")] = None,
+    upstream_dialect: Annotated[str, typer.Option(metavar="chat|messages", help="What that API speaks.")] = "chat",
+    upstream_model: Annotated[str | None, typer.Option(metavar="NAME", help="The model's name there.")] = None,
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
+) -> None:
+    """Serve the gateway alone: agents call a model, every call is recorded."""
+    from openforge.run.serve import make_settings, serve
+
+    settings = make_settings(
+        model=model,
+        format=format,
+        engine=engine,
+        upstream=upstream,
+        upstream_dialect=upstream_dialect,
+        upstream_model=upstream_model,
+        host=host,
+        port=port,
+    )
+    serve(settings, directory)
+
+
+@app.command()
+def calls(
+    directory: Annotated[Path, typer.Argument(help="The directory of a run or of `openforge serve`.", show_default=False)],
+    call: Annotated[str | None, typer.Argument(help="A call's id, or how it begins: show that call in full.", show_default=False)] = None,
+    rollout: Annotated[str | None, typer.Option(help="Only calls of the rollouts whose id begins so.")] = None,
+    finish: Annotated[str | None, typer.Option(help="Only calls that ended so: stop, length, aborted, error.")] = None,
+    kind: Annotated[str | None, typer.Option(help="Only calls of this kind of lineage: main, sub_agent, side, …")] = None,
+    dialect: Annotated[str | None, typer.Option(help="Only calls in this dialect.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="A line of JSON for each call.")] = False,
+    sft: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the finished rollouts as transcripts to fine-tune on.")] = None,
+) -> None:
+    """Look at recorded calls; a run may be writing them still."""
+    from rich.console import Console
+
+    from openforge.run.calls import Filter, find_call, recorded, show_call, show_list, write_transcripts
+
+    console = Console()
+    with recorded(directory) as store:
+        if sft is not None:
+            typer.echo(f"{write_transcripts(store, sft)} transcripts: {sft}")
+        elif call is not None:
+            show_call(store, directory, find_call(store, call), console, as_json=json)
+        else:
+            show_list(store, Filter(rollout=rollout, finish=finish, kind=kind, dialect=dialect), console, as_json=json)
+
+
+@app.command()
 def doctor() -> None:
     """Say what this machine can do."""
     from openforge.run.doctor import diagnose, print_findings

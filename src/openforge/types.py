@@ -238,9 +238,9 @@ class Speaker:
     agent: str | None = None
     """The sub-agent; None where the client names none, which is how it names its main agent."""
     parent: str | None = None
-    """The agent that started it."""
+    """The agent that started it; None where that is the session's main agent, or not said."""
     purpose: str | None = None
-    """What the call is for, in one word: `count_tokens`, `compact`, `review`, …"""
+    """What the call is for, in one word: `count_tokens`, `compact`, `review`, `memory`, `auxiliary`, `prewarm`."""
     retry: int = 0
     """How often the client's SDK has tried this request before."""
 
@@ -274,6 +274,8 @@ class Call:
     response: dict[str, Any]
     """The reply as a canonical message: role, content, reasoning, tool_calls."""
     speaker: Speaker = Speaker()
+    upstream: dict[str, Any] = field(default_factory=dict)
+    """What an upstream API told of the reply that it gave: `model`, `finish`, `usage`. Empty where the engine sampled the reply."""
     error: str | None = None
     started_at: float
     first_token_at: float | None = None

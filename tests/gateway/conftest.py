@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -11,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import anthropic
+import httpx
 import openai
 import pytest
+import uvicorn
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -81,6 +85,8 @@ class Script:
     """Raised where the reply ends."""
     pause_at: int | None = None
     """Wait for ever before this token."""
+    delay: float = 0.0
+    """Seconds before the first token."""
 
 
 class ScriptedEngine:
@@ -108,6 +114,7 @@ class ScriptedEngine:
         ids = [*ids, self.end] if script.closed else ids
         done: list[int] = []
         try:
+            await asyncio.sleep(script.delay)
             for i, id in enumerate(ids):
                 if i == script.pause_at:
                     self.paused.set()
@@ -219,6 +226,48 @@ class build_house:
 
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
+
+
+@pytest.fixture
+def memory_log() -> MemoryLog:
+    return MemoryLog()
+
+
+class serve_answers:
+    """A server on a real port that answers every request by a function."""
+
+    def __init__(self, answer: Callable[[httpx.Request], httpx.Response]) -> None:
+        self._answer = answer
+
+    async def _serve(self, scope: Any, receive: Any, send: Any) -> None:
+        body, more = b"", True
+        while more:
+            message = await receive()
+            body, more = body + message["body"], message["more_body"]
+        made = self._answer(httpx.Request(scope["method"], f"http://script{scope['path']}", content=body, headers=scope["headers"]))
+        headers = [(name, value) for name, value in made.headers.raw if name.lower() != b"content-length"]
+        await send({"type": "http.response.start", "status": made.status_code, "headers": headers})
+        await send({"type": "http.response.body", "body": made.content})
+
+    async def __aenter__(self) -> str:
+        listener = socket.socket()
+        listener.bind(("127.0.0.1", 0))
+        config = uvicorn.Config(self._serve, interface="asgi3", lifespan="off", log_level="critical", timeout_graceful_shutdown=1)
+        self._server = uvicorn.Server(config)
+        self._server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]
+        self._task = asyncio.create_task(self._server.serve(sockets=[listener]))
+        while not self._server.started:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        return f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.should_exit = True
+        await self._task
+
+
+@pytest.fixture
+def serve_script() -> type[serve_answers]:
+    return serve_answers
 
 
 HouseBuilder = Callable[..., build_house]

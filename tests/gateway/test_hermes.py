@@ -48,12 +48,12 @@ def test_pieces_add_up_to_the_whole_in_text_and_in_tokens(tokenizer):
     reply = Message("assistant", "Let me see.", "easy", (ToolCall("1", "add", '{"a": 1}'), ToolCall("2", "add", '{"a": 2}')))
     after = [Message("tool", "2"), Message("tool", "3"), Message("user", "well?")]
     whole = format.prompt([*before, reply, *after], tools)
-    pieces = [format.prompt(before, tools), format.reply(reply), format.continuation(after, tools, closed=True)]
+    pieces = [format.prompt(before, tools), format.reply(reply), format.continuation(after, tools, after=reply, closed=True)]
     assert "".join(pieces) == whole
     assert [id for piece in pieces for id in encode(core, piece)] == encode(core, whole)
-    truncated = [pieces[0], pieces[1].removesuffix("<|im_end|>"), format.continuation(after, tools, closed=False)]
+    truncated = [pieces[0], pieces[1].removesuffix("<|im_end|>"), format.continuation(after, tools, after=reply, closed=False)]
     assert [id for piece in truncated for id in encode(core, piece)] == encode(core, whole)
-    assert whole.endswith(format.continuation((), tools, closed=True))
+    assert whole.endswith(format.opening(tools, after=after[-1]))
     assert encode(core, "<|im_end|>") == [format.stop_token_ids[0]]
 
 

@@ -4,6 +4,17 @@ Invariant: every sampled token is trained or masked with a reason, once.
 """
 
 from openforge.coordinator.lineage import Lineage, lineages
+from openforge.coordinator.messages import by_messages, conversation, offered_tools
 from openforge.coordinator.trajectory import Delivery, delivered, mask_all, trajectories
 
-__all__ = ["Delivery", "Lineage", "delivered", "lineages", "mask_all", "trajectories"]
+__all__ = [
+    "Delivery",
+    "Lineage",
+    "by_messages",
+    "conversation",
+    "delivered",
+    "lineages",
+    "mask_all",
+    "offered_tools",
+    "trajectories",
+]

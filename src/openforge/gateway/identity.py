@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
+
 from openforge.gateway.dialects.base import ApiError
 from openforge.types import Speaker
 
@@ -16,9 +18,7 @@ def identify(path_rollout: str | None, headers: Mapping[str, str], keys: Mapping
 
     On a path any unknown key passes: many agents insist on sending a made-up one.
     """
-    bearer = headers.get("authorization", "")
-    key = bearer[7:].strip() if bearer[:7].lower() == "bearer " else headers.get("x-api-key", "")
-    owner = keys.get(key)
+    owner = keys.get(api_key(headers))
     if path_rollout is None:
         if owner is None:
             raise ApiError(401, "unknown API key: no open rollout has it", type="authentication_error", code="invalid_api_key")
@@ -28,13 +28,60 @@ def identify(path_rollout: str | None, headers: Mapping[str, str], keys: Mapping
     return path_rollout
 
 
+def api_key(headers: Mapping[str, str]) -> str:
+    """The key in whichever header the client's dialect puts it; "" where there is none."""
+    bearer = headers.get("authorization", "")
+    return bearer[7:].strip() if bearer[:7].lower() == "bearer " else headers.get("x-api-key") or headers.get("x-goog-api-key", "")
+
+
+SESSIONS = ("x-claude-code-session-id", "session-id", "session_id", "conversation_id", "x-session-id")
+PARENTS = ("x-claude-code-parent-agent-id", "x-codex-parent-thread-id", "x-parent-session-id")
+PURPOSES = {
+    "auxiliary": "auxiliary",
+    "compaction": "compact",
+    "compact": "compact",
+    "memory": "memory",
+    "memory_consolidation": "memory",
+    "prewarm": "prewarm",
+    "review": "review",
+}
+"""What clients call their calls' purposes, in our words. What is not here (`main`, `turn`, `collab_spawn`) is an agent's own work."""
+
+
 def speaker(headers: Mapping[str, str]) -> Speaker:
-    """What the client says of itself."""
+    """What the client says of itself.
+
+    Claude Code names its session on every request, and a sub-agent and the agent that started it on theirs (2.1.139 and later). Codex names the
+    session and the thread, which differ in a sub-agent; older versions, and OpenCode, give a sub-agent a session of its own and name its
+    parent. The purpose comes from Claude Code's hint headers, Codex's sub-agent header or its turn metadata.
+    """
+    session, parent = _first(headers, SESSIONS), _first(headers, PARENTS)
+    thread = headers.get("thread-id") or session
+    child = thread if thread != session or (parent and "x-claude-code-session-id" not in headers) else None
     tries = headers.get("x-stainless-retry-count", "")
     return Speaker(
-        session=headers.get("x-claude-code-session-id") or headers.get("session_id"),
-        agent=headers.get("x-claude-code-agent-id"),
-        parent=headers.get("x-claude-code-parent-agent-id"),
-        purpose=headers.get("x-openai-subagent"),
+        session=session,
+        agent=headers.get("x-claude-code-agent-id") or child,
+        parent=parent,
+        purpose=_purpose(headers),
         retry=int(tries) if tries.isdecimal() else 0,
     )
+
+
+def _first(headers: Mapping[str, str], names: tuple[str, ...]) -> str | None:
+    return next((value for name in names if (value := headers.get(name))), None)
+
+
+def _purpose(headers: Mapping[str, str]) -> str | None:
+    words = (headers.get("x-claude-code-request-class"), headers.get("x-openai-subagent"), _request_kind(headers))
+    return next((PURPOSES[word] for word in words if word in PURPOSES), None)
+
+
+def _request_kind(headers: Mapping[str, str]) -> str | None:
+    """Codex's word for the kind of request: `turn`, `prewarm`, `compaction`, `memory`."""
+    try:
+        metadata = msgspec.json.decode(headers.get("x-codex-turn-metadata", "{}"))
+    except msgspec.DecodeError:
+        return None
+    kind = metadata.get("request_kind") if isinstance(metadata, dict) else None
+    return kind if isinstance(kind, str) else None

@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from openforge.gateway.dialects.base import ApiError, BadRequest
 from openforge.gateway.generation import Generation
@@ -40,6 +40,18 @@ RecorderEvent = Started | ReplyEvent | Finished | Failed
 """Finished or Failed comes last, and once."""
 
 
+class Source(Protocol):
+    """Where a reply's events come from: a call in flight, or one in the record."""
+
+    id: str
+    usage: Usage
+    events: asyncio.Queue[RecorderEvent]
+
+    def abort(self) -> None:
+        """Nobody takes the events any more."""
+        ...
+
+
 class Recorder:
     """A call in flight. Its task runs to its end whether or not anyone reads `events`."""
 
@@ -63,6 +75,8 @@ class Recorder:
         self.events: asyncio.Queue[RecorderEvent] = asyncio.Queue()
         self.usage = Usage(prompt_tokens=len(plan.prompt_ids), cached_tokens=plan.shared)
         """As known before the first token."""
+        self.finished: Finished | None = None
+        """The reply, once it is complete and durable."""
         self._generation = generation
         self._log = log
         self._splicer = splicer
@@ -79,7 +93,6 @@ class Recorder:
         self._started_at = time.time()
         self._abortable = True
         self._entered = False
-        splicer.begin(plan)
         self.task = asyncio.create_task(self._run(), name=f"call {self.id}")
 
     @property
@@ -117,9 +130,10 @@ class Recorder:
             )
             return
         self._splicer.commit(self._plan, call.id, call.sampled, None if finish == FinishReason.ERROR else message)
+        self.finished = Finished(self._reply, result) if isinstance(result, End) else None
         self._on_end(self, call, None)
-        if isinstance(result, End):
-            self.events.put_nowait(Finished(self._reply, result))
+        if self.finished is not None:
+            self.events.put_nowait(self.finished)
         elif isinstance(result, ApiError):
             self.events.put_nowait(Failed(result))
         elif isinstance(result, Exception):
@@ -158,7 +172,7 @@ class Recorder:
         request: dict[str, Any] = {
             **turn.fields,
             "messages_shared": plan.messages_shared,
-            "messages": [message.record() for message in turn.messages[plan.messages_shared :]],
+            "messages": [message.record() for message in plan.messages],
         }
         # The tools are part of what a parent is found by, so a call with a parent has its parent's tools.
         if plan.parent is None and turn.tools:
@@ -170,7 +184,7 @@ class Recorder:
             index=self._index,
             parent_id=plan.parent.id if plan.parent is not None else None,
             shared=plan.shared,
-            delta=plan.delta,
+            delta=plan.delta.tolist(),
             sampled=[token.id for token in sampled],
             logprobs=[token.logprob for token in sampled],
             versions=[token.version for token in sampled],
@@ -181,6 +195,7 @@ class Recorder:
             request=request,
             response=message.record(),
             speaker=self._speaker,
+            upstream=self._generation.upstream,
             error=f"{type(error).__name__}: {error}" if error is not None else None,
             started_at=self._started_at,
             first_token_at=self._generation.first_token_at,

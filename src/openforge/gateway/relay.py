@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from openforge.gateway.body import json_response
 from openforge.gateway.dialects.base import ApiError, Dialect, ReplyHead, StreamWriter
-from openforge.gateway.recorder import Failed, Finished, Recorder, RecorderEvent, Started
+from openforge.gateway.recorder import Failed, Finished, RecorderEvent, Source, Started
 from openforge.gateway.turn import Turn
 
 HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
@@ -35,10 +35,10 @@ class Silence:
 
 
 class Relay(Response):
-    def __init__(self, recorder: Recorder, dialect: Dialect, turn: Turn, head: ReplyHead, patience: Patience) -> None:
+    def __init__(self, source: Source, dialect: Dialect, turn: Turn, head: ReplyHead, patience: Patience) -> None:
         super().__init__()
-        self._recorder = recorder
-        self._events: asyncio.Queue[RecorderEvent | Silence] = recorder.events  # type: ignore[assignment]
+        self._source = source
+        self._events: asyncio.Queue[RecorderEvent | Silence] = source.events  # type: ignore[assignment]
         self._dialect = dialect
         self._turn = turn
         self._head = head
@@ -61,12 +61,12 @@ class Relay(Response):
         finally:
             for watch in watches:
                 watch.cancel()
-            self._recorder.abort()
+            self._source.abort()
 
     async def _watch_client(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        self._recorder.abort()
+        self._source.abort()
 
     async def _watch_time(self, relay: asyncio.Task[None] | None) -> None:
         assert relay is not None

@@ -5,11 +5,12 @@ Invariant: the message is exactly the sum of the events, so a streamed reply and
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from openforge.gateway.turn import Message, ToolCall
-from openforge.types import FinishReason
+from openforge.types import Call, FinishReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,13 @@ class Usage:
     sampled_tokens: int = 0
     reasoning_tokens: int = 0
     """Of the sampled ones, tokens that became reasoning."""
+
+
+def usage_of(call: Call) -> Usage:
+    """Of a recorded call: counted where the ids are there, else as the upstream told, else 0."""
+    if call.upstream:
+        return Usage(**{"prompt_tokens": 0, **call.upstream.get("usage", {})})
+    return Usage(prompt_tokens=call.shared + len(call.delta), cached_tokens=call.shared, sampled_tokens=len(call.sampled))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +93,13 @@ class Reply:
     def parts(self) -> tuple[ReplyPart, ...]:
         """The reply in the order it was written in, each run of text, each run of reasoning and each call in one piece."""
         return tuple(_part(first, "".join(texts)) for first, texts in self._parts)
+
+    def events(self) -> list[ReplyEvent]:
+        """The fewest events that add up to the same reply."""
+        index = itertools.count()
+        return [
+            ToolCallDelta(next(index), part.id, part.name, part.arguments) if isinstance(part, ToolCall) else part for part in self.parts()
+        ]
 
     def message(self) -> Message:
         parts = self.parts()

@@ -9,14 +9,17 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
-from collections.abc import AsyncIterator, Iterator
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -26,11 +29,15 @@ from openforge.gateway.body import json_response, read_json
 from openforge.gateway.dialects import DIALECTS, Dialect
 from openforge.gateway.dialects.base import ApiError, ReplyHead, Target
 from openforge.gateway.identity import identify, speaker
-from openforge.gateway.recorder import Recorder
+from openforge.gateway.metrics import CountErrors, GatewayMetrics
+from openforge.gateway.normaliser import normalise
+from openforge.gateway.recorder import Recorder, Source
 from openforge.gateway.relay import Patience, Relay
+from openforge.gateway.retries import Replay, request_key
 from openforge.gateway.session import Session, SessionSummary
+from openforge.gateway.splice import Plan
 from openforge.gateway.turn import Turn
-from openforge.types import Call, CallLog, PromptTooLong, Sampling, Speaker, UserError
+from openforge.types import Call, CallLog, FinishReason, PromptTooLong, Sampling, Speaker, UserError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,10 +59,14 @@ class Gateway:
         self._patience = patience
         self._sessions: dict[str, Session] = {}
         self._keys: dict[str, str] = {}
+        self.metrics = GatewayMetrics(open_rollouts=lambda: self.open_rollouts, in_flight=lambda: self.in_flight)
+        self.recorded = 0
+        """Calls that are in the log."""
         self.app = self._routes()
 
-    def open(self, rollout_id: str, *, sampling: Sampling, token_budget: int | None = None) -> Access:
-        """Accept calls of a rollout. `token_budget`: tokens it may sample over all its calls."""
+    def open(self, rollout_id: str, *, sampling: Sampling | None, token_budget: int | None = None) -> Access:
+        """Accept calls of a rollout. `sampling`: None where the clients' own parameters count. `token_budget`: tokens it may sample over
+        all its calls."""
         assert rollout_id not in self._sessions, f"rollout {rollout_id} is open already"
         session = Session(
             rollout_id=rollout_id,
@@ -77,14 +88,52 @@ class Gateway:
         del self._keys[session.api_key]
         return await session.close()
 
+    @property
+    def open_rollouts(self) -> int:
+        return len(self._sessions)
+
+    @property
+    def in_flight(self) -> int:
+        """Calls of all open rollouts."""
+        return sum(len(session.in_flight) for session in self._sessions.values())
+
+    def progress(self, rollout_id: str) -> dict[str, int]:
+        """Counts of an open rollout."""
+        session = self._sessions[rollout_id]
+        return {"calls": session.calls, "in_flight": len(session.in_flight), "sampled_tokens": session.sampled_tokens}
+
+    def add_route(self, path: str, endpoint: Callable[[Request], Awaitable[Response]], method: str) -> None:
+        """Answer requests that are no client's. An ApiError that `endpoint` raises is answered as such."""
+        self.app.router.routes.append(Route(path, endpoint, methods=[method]))
+
     async def close_all(self) -> None:
         await asyncio.gather(*(self.close(rollout_id) for rollout_id in list(self._sessions)))
 
-    def start(self, session: Session, turn: Turn, dialect: str, speaker: Speaker) -> Recorder:
-        """Begin a call. Raises ApiError when it cannot be made; then nothing is recorded."""
-        if self.fault is not None:
-            raise ApiError(503, f"calls can no longer be recorded: {self.fault}", type="server_error", code="not_recorded")
+    async def start(self, session: Session, turn: Turn, dialect: str, speaker: Speaker) -> Source:
+        """Begin a call, or show a recorded one to a client that asks for it again.
+
+        Raises ApiError when it cannot be made; then nothing is recorded.
+        """
+        self._check()
+        turn, changes = normalise(turn)
         plan = session.splicer.plan(turn.messages, turn.tools)
+        key = request_key(plan, turn, dialect)
+        if (answer := session.answers.find(key, stream=turn.stream, retry=speaker.retry)) is not None:
+            return Replay(answer)
+        turn = session.noted(turn, plan, changes)
+        session.splicer.begin(plan)
+        try:
+            await plan.tokenise()
+            recorder = self._record(session, plan, turn, dialect, speaker)
+        except BaseException:
+            session.splicer.forget(plan)
+            raise
+        session.began(recorder, changes, key, stream=turn.stream, retry=speaker.retry)
+        return recorder
+
+    def _record(self, session: Session, plan: Plan, turn: Turn, dialect: str, speaker: Speaker) -> Recorder:
+        self._check()
+        self._check_open(session)
         room = session.room(plan)
         index = session.started
         session.started += 1
@@ -93,10 +142,13 @@ class Gateway:
             if error is not None and not isinstance(error, PromptTooLong):
                 self.fault = self.fault or error
             session.ended(recorder, call, error, room=room)
+            if call is not None:
+                self.recorded += 1
+                self.metrics.recorded(call)
 
         sampling = session.sampling_for(turn, room, self._backend.stop_token_ids, index)
-        recorder = Recorder(
-            generation=self._backend.generation(plan, turn, sampling),
+        return Recorder(
+            generation=self._backend.generation(plan=plan, turn=turn, dialect=dialect, sampling=sampling, clients=session.sampling is None),
             log=self._log,
             splicer=session.splicer,
             plan=plan,
@@ -108,37 +160,82 @@ class Gateway:
             index=index,
             on_end=ended,
         )
-        session.in_flight.add(recorder)
-        return recorder
+
+    async def count(self, session: Session, turn: Turn, dialect: str, speaker: Speaker) -> int:
+        """Tokens of the turn's prompt. The question is recorded as a call that samples nothing and stores no prompt. Raises ApiError."""
+        self._check()
+        turn, _ = normalise(turn)
+        plan = session.splicer.plan(turn.messages, turn.tools)
+        await plan.tokenise()
+        tokens = await self._backend.count(plan, turn)
+        now = time.time()
+        call = Call(
+            id=uuid.uuid4().hex,
+            rollout_id=session.rollout_id,
+            index=session.started,
+            parent_id=None,
+            shared=0,
+            delta=[],
+            sampled=[],
+            logprobs=[],
+            versions=[],
+            finish=FinishReason.STOP,
+            sampling=session.sampling or Sampling(),
+            dialect=dialect,
+            request={"prompt_tokens": tokens},
+            response={},
+            speaker=replace(speaker, purpose="count_tokens"),
+            started_at=now,
+            ended_at=now,
+        )
+        session.started += 1
+        try:
+            await self._log.append(call)
+        except Exception as fault:
+            self.fault = self.fault or fault
+            self._check()
+        return tokens
+
+    def _check(self) -> None:
+        if self.fault is not None:
+            raise ApiError(503, f"calls can no longer be recorded: {self.fault}", type="server_error", code="not_recorded")
 
     # --- HTTP ---------------------------------------------------------------------------------------------------------------------------
 
     def _routes(self) -> Starlette:
-        routes = [Route("/health", self._health)]
+        routes = [Route("/health", self._health), Route("/metrics", self.metrics.page)]
         for prefix in ("", "/r/{rollout}"):
             routes.append(Route(f"{prefix}/v1/models", self._models))
             for dialect in DIALECTS:
                 routes += [Route(prefix + path, self._replies(dialect, path), methods=["POST"]) for path in dialect.reply_paths]
                 routes += [Route(prefix + path, self._counts(dialect, path), methods=["POST"]) for path in dialect.count_paths]
-        return Starlette(routes=routes, exception_handlers={HTTPException: _http_error, ApiError: _api_error})
+        return Starlette(
+            routes=routes,
+            middleware=[Middleware(CountErrors, metrics=self.metrics)],
+            exception_handlers={HTTPException: _http_error, ApiError: _api_error},
+        )
 
     def _session(self, request: Request) -> Session:
         rollout_id = identify(request.path_params.get("rollout"), request.headers, self._keys)
         session = self._sessions.get(rollout_id)
         if session is None:
-            raise ApiError(404, f"rollout {rollout_id!r} is not open", type="not_found_error", code="rollout_not_found")
+            raise _not_open(rollout_id)
         return session
+
+    def _check_open(self, session: Session) -> None:
+        if self._sessions.get(session.rollout_id) is not session:
+            raise _not_open(session.rollout_id)
 
     def _replies(self, dialect: Dialect, path: str) -> Any:
         async def post(request: Request) -> Response:
             try:
                 session = self._session(request)
                 turn = dialect.read(await read_json(request), _target(request, path))
-                recorder = self.start(session, turn, dialect.name, speaker(request.headers))
+                source = await self.start(session, turn, dialect.name, speaker(request.headers))
             except ApiError as error:
                 return json_response(dialect.error(error), error.status)
-            head = ReplyHead(id=recorder.id, model=self._model_name, usage=recorder.usage)
-            return Relay(recorder, dialect, turn, head, self._patience)
+            head = ReplyHead(id=source.id, model=self._model_name, usage=source.usage)
+            return Relay(source, dialect, turn, head, self._patience)
 
         return post
 
@@ -147,7 +244,7 @@ class Gateway:
             try:
                 session = self._session(request)
                 turn = dialect.read(await read_json(request), _target(request, path))
-                tokens = len(session.splicer.plan(turn.messages, turn.tools).prompt_ids)
+                tokens = await self.count(session, turn, dialect.name, speaker(request.headers))
             except ApiError as error:
                 return json_response(dialect.error(error), error.status)
             return json_response(dialect.count(tokens))
@@ -163,6 +260,10 @@ class Gateway:
         if self.fault is not None:
             return json_response({"status": "failed", "fault": str(self.fault)}, 503)
         return json_response({"status": "ok", "open_rollouts": len(self._sessions)})
+
+
+def _not_open(rollout_id: str) -> ApiError:
+    return ApiError(404, f"rollout {rollout_id!r} is not open", type="not_found_error", code="rollout_not_found")
 
 
 def _target(request: Request, path: str) -> Target:
@@ -195,7 +296,8 @@ async def listen(gateway: Gateway, host: str = "127.0.0.1", port: int = 0) -> As
     Raises UserError when the address is not to be had.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # asyncio turns Nagle's algorithm off only on sockets that say they are TCP; with it small replies wait 40 ms for an acknowledgement.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))

@@ -7,5 +7,5 @@ from openforge.gateway.dialects.responses import Responses
 
 __all__ = ["DIALECTS", "Dialect"]
 
-DIALECTS: tuple[Dialect, ...] = (Chat(), Messages(), Responses())
+DIALECTS: tuple[Dialect, ...] = (Chat(), Responses(), Messages())
 """The first one's errors answer requests that no dialect's path matches."""

@@ -129,7 +129,9 @@ def _blocks(value: object, where: str) -> list[tuple[str, Block]]:
         return []
     if isinstance(value, str):
         return [(where, {"type": "text", "text": value})]
-    return list(_checked(read_array(value, where), where))
+    if not isinstance(value, list):
+        raise BadRequest(f"{where} must be a string or an array of blocks")
+    return list(_checked(value, where))
 
 
 def _checked(items: list[Any], where: str) -> Iterator[tuple[str, Block]]:

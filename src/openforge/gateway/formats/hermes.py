@@ -32,6 +32,7 @@ class Hermes:
         if missing:
             raise UserError(f"model.format: hermes needs the tokens {START} and {END}; this tokenizer lacks {' and '.join(missing)}")
         self.stop_token_ids = (vocabulary[END], *(vocabulary[token] for token in ("<|endoftext|>",) if token in vocabulary))
+        self.closing_token_ids = frozenset(self.stop_token_ids[:1])
         self._default_system = _default_system(tokenizer)
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> str:
@@ -44,13 +45,16 @@ class Hermes:
         head = "" if system is None else _turn("system", system) + "\n"
         return head + _turns(messages[has_system:]) + GENERATION_PROMPT
 
+    def opening(self, tools: Sequence[Tool], *, after: Message) -> str:
+        return f"\n{GENERATION_PROMPT}"
+
     def reply(self, message: Message) -> str:
         return _assistant(message) + END
 
-    def continuation(self, messages: Sequence[Message], tools: Sequence[Tool], *, closed: bool) -> str:
+    def continuation(self, messages: Sequence[Message], tools: Sequence[Tool], *, after: Message, closed: bool) -> str:
         return f"{'' if closed else END}\n{_turns(messages)}{GENERATION_PROMPT}"
 
-    def parser(self) -> HermesParser:
+    def parser(self, tools: Sequence[Tool]) -> HermesParser:
         return HermesParser()
 
 
