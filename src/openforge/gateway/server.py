@@ -63,6 +63,7 @@ class Gateway:
     ) -> None:
         self.fault: Exception | None = None
         """Why the log failed, once it has."""
+        self.context_length = backend.context_length
         self._backend = backend
         self._log = log
         self._model_name = model_name
