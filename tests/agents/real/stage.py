@@ -53,7 +53,14 @@ class Performance:
 
 
 async def perform(
-    adapter: str, play: Play, folder: Path, tokenizer: PreTrainedTokenizerFast, model: Path, *, context_length: int = 200_000, **agent: object
+    adapter: str,
+    play: Play,
+    folder: Path,
+    tokenizer: PreTrainedTokenizerFast,
+    model: Path,
+    *,
+    context_length: int = 200_000,
+    **agent: object,
 ) -> Performance:
     """One rollout of the small task."""
     (folder / "tasks.jsonl").parent.mkdir(parents=True, exist_ok=True)

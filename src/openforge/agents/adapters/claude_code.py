@@ -15,7 +15,12 @@ _QUIET = {
 
 
 def wire(context: AgentContext) -> Wiring:
-    models = ("ANTHROPIC_DEFAULT_OPUS_MODEL", "ANTHROPIC_DEFAULT_SONNET_MODEL", "ANTHROPIC_DEFAULT_HAIKU_MODEL", "CLAUDE_CODE_SUBAGENT_MODEL")
+    models = (
+        "ANTHROPIC_DEFAULT_OPUS_MODEL",
+        "ANTHROPIC_DEFAULT_SONNET_MODEL",
+        "ANTHROPIC_DEFAULT_HAIKU_MODEL",
+        "CLAUDE_CODE_SUBAGENT_MODEL",
+    )
     return Wiring(
         arguments=["--print", "--model", context.model, "--dangerously-skip-permissions", "--", context.task.instruction],
         env={
