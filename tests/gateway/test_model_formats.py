@@ -7,6 +7,8 @@ import json
 import pytest
 from tests.gateway.templates import templated
 
+from openforge.types import Sampling
+
 SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}, "text": {"type": "string"}, "line": {"type": ["integer", "null"]}}}
 TOOLS = [{"type": "function", "function": {"name": "edit", "description": "edits", "parameters": SCHEMA}}]
 EDITS = [{"path": "a.py", "text": "    return None\n", "line": 3}, {"path": "b.xml", "text": "<a></parameter></a>", "line": None}]
@@ -37,7 +39,7 @@ async def test_an_agents_round_through_the_gateway(make_house, name):
     special_tokens, sampled = SCRIPTS[name]
     async with make_house(tokenizer=templated(name, special_tokens)) as house:
         house.say(sampled)
-        client = await house.client()
+        client = await house.client(sampling=Sampling(max_tokens=4096))
         asked = [{"role": "user", "content": "Fix it."}]
         reasoning, content, calls = "", "", {}
         async for chunk in await client.chat.completions.create(model="m", messages=asked, tools=TOOLS, stream=True):
@@ -64,7 +66,7 @@ async def test_a_call_cut_short_is_text_and_ends_with_length(make_house):
     special_tokens, sampled = SCRIPTS["minimax-m2"]
     async with make_house(tokenizer=templated("minimax-m2", special_tokens)) as house:
         house.say(sampled[: sampled.index("3</parameter>")], closed=False)
-        reply = await (await house.client()).chat.completions.create(
+        reply = await (await house.client(sampling=Sampling(max_tokens=4096))).chat.completions.create(
             model="m", messages=[{"role": "user", "content": "Fix it."}], tools=TOOLS
         )
         message = reply.choices[0].message
