@@ -34,7 +34,7 @@ def user(text: str) -> dict[str, Any]:
 
 
 def call(name: str, **arguments: str) -> str:
-    return f'<tool_call>\n{json.dumps({"name": name, "arguments": arguments})}\n</tool_call>'
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
 class Turns:
