@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
 from openforge.types import UserError
@@ -18,6 +19,8 @@ from openforge.types import UserError
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Agent-native reinforcement learning.")
 models = typer.Typer(no_args_is_help=True, help="Get models.")
 app.add_typer(models, name="models")
+agents = typer.Typer(no_args_is_help=True, help="Ready-made agents: get them, and see how well they are recorded.")
+app.add_typer(agents, name="agents")
 
 RunFile = Annotated[Path, typer.Argument(help="The run file (YAML).", show_default=False)]
 Directory = Annotated[Path, typer.Argument(help="A run directory.", show_default=False)]
@@ -94,11 +97,85 @@ def report(directory: Directory) -> None:
 
 
 @app.command()
+def serve(
+    directory: Annotated[Path, typer.Option("--dir", help="Where the calls are recorded; may be that of an earlier `serve`.")],
+    model: Annotated[Path | None, typer.Option(help="The model's folder (or hub id). Without --engine it is run here.")] = None,
+    format: Annotated[str | None, typer.Option(help="How the model writes tool calls; default: what its chat template shows.")] = None,
+    engine: Annotated[str | None, typer.Option(metavar="URL", help="A vLLM server that serves the model.")] = None,
+    upstream: Annotated[str | None, typer.Option(metavar="URL", help="An OpenAI- or Anthropic-compatible API instead of a model.")] = None,
+    upstream_dialect: Annotated[str, typer.Option(metavar="chat|messages", help="What that API speaks.")] = "chat",
+    upstream_model: Annotated[str | None, typer.Option(metavar="NAME", help="The model's name there.")] = None,
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
+) -> None:
+    """Serve the gateway alone: agents call a model, every call is recorded."""
+    from openforge.run.serve import make_settings, serve
+
+    settings = make_settings(
+        model=model,
+        format=format,
+        engine=engine,
+        upstream=upstream,
+        upstream_dialect=upstream_dialect,
+        upstream_model=upstream_model,
+        host=host,
+        port=port,
+    )
+    serve(settings, directory)
+
+
+@app.command()
+def calls(
+    directory: Annotated[Path, typer.Argument(help="The directory of a run or of `openforge serve`.", show_default=False)],
+    call: Annotated[str | None, typer.Argument(help="A call's id, or how it begins: show that call in full.", show_default=False)] = None,
+    rollout: Annotated[str | None, typer.Option(help="Only calls of the rollouts whose id begins so.")] = None,
+    finish: Annotated[str | None, typer.Option(help="Only calls that ended so: stop, length, aborted, error.")] = None,
+    kind: Annotated[str | None, typer.Option(help="Only calls of this kind of lineage: main, sub_agent, side, …")] = None,
+    dialect: Annotated[str | None, typer.Option(help="Only calls in this dialect.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="A line of JSON for each call.")] = False,
+    sft: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the finished rollouts as transcripts to fine-tune on.")] = None,
+) -> None:
+    """Look at recorded calls; a run may be writing them still."""
+    from rich.console import Console
+
+    from openforge.run.calls import Filter, find_call, recorded, show_call, show_list, write_transcripts
+
+    console = Console()
+    with recorded(directory) as store:
+        if sft is not None:
+            typer.echo(f"{write_transcripts(store, sft)} transcripts: {sft}")
+        elif call is not None:
+            show_call(store, directory, find_call(store, call), console, as_json=json)
+        else:
+            show_list(store, Filter(rollout=rollout, finish=finish, kind=kind, dialect=dialect), console, as_json=json)
+
+
+@app.command()
 def doctor() -> None:
     """Say what this machine can do."""
     from openforge.run.doctor import diagnose, print_findings
 
     print_findings(diagnose())
+
+
+@app.command()
+def formats(
+    model: Annotated[str | None, typer.Argument(help="A model's folder or hub id; default: every format that needs no model.")] = None,
+    format: Annotated[str | None, typer.Option(help="Another format than the one that the model's chat template shows.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
+) -> None:
+    """Say which edits of the history keep a prompt's token prefix, and which fork."""
+    import msgspec
+
+    from openforge.run.formats import general_report, model_report, print_reports
+
+    if format is not None and model is None:
+        raise UserError("formats: --format needs a MODEL")
+    reports, missing = (model_report(model, format), []) if model is not None else general_report()
+    if json:
+        typer.echo(msgspec.json.encode(reports).decode())
+    else:
+        print_reports(reports, missing)
 
 
 @models.command()
@@ -107,6 +184,53 @@ def fetch(name: str, into: Annotated[Path, typer.Option(help="The folder that mo
     from openforge.run.models import fetch
 
     typer.echo(fetch(name, into))
+
+
+AgentsFolder = Annotated[Path | None, typer.Option("--into", envvar="OPENFORGE_AGENTS", help="The agents' folder; default: in your cache.")]
+
+
+@agents.command("list")
+def list_agents(into: AgentsFolder = None) -> None:
+    """Say which agents there are adapters for, and which are installed."""
+    from openforge.run.agents_list import print_agents
+
+    print_agents(into)
+
+
+@agents.command()
+def install(
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME...", help="As `openforge agents list` names them.")] = None,
+    all_agents: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
+    into: AgentsFolder = None,
+) -> None:
+    """Install agents from npm and PyPI at the versions their adapters were tested with, each into a folder of its own."""
+    from openforge.agents import ADAPTERS, Installation, agents_folder
+
+    if unknown := [name for name in names or () if name not in ADAPTERS]:
+        raise UserError(f"agents: no adapter '{unknown[0]}'; there are: {', '.join(ADAPTERS)}")
+    if not names and not all_agents:
+        raise UserError("agents: name the agents to install, or give --all")
+    for name in names or ADAPTERS:
+        installation = Installation(ADAPTERS[name], into or agents_folder())
+        if not installation.complete:
+            typer.echo(f"installing {name} {ADAPTERS[name].version}")
+            installation.install()
+        typer.echo(installation.folder)
+
+
+@agents.command("report")
+def report_agents(
+    directories: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run directories, or folders of them.", show_default=False)],
+    json: Annotated[bool, typer.Option("--json", help="JSON instead of a table.")] = False,
+) -> None:
+    """Say how runs' agents were recorded: lineages, forks, prefix reuse, and the share of sampled tokens that is trained."""
+    from openforge.run.agents_report import agent_rows, as_json, print_agent_rows
+
+    rows = agent_rows(directories)
+    if json:
+        typer.echo(msgspec.json.encode(as_json(rows)).decode())
+    else:
+        print_agent_rows(rows)
 
 
 @app.command()

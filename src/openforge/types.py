@@ -274,6 +274,8 @@ class Call:
     response: dict[str, Any]
     """The reply as a canonical message: role, content, reasoning, tool_calls."""
     speaker: Speaker = Speaker()
+    upstream: dict[str, Any] = field(default_factory=dict)
+    """What an upstream API told of the reply that it gave: `model`, `finish`, `usage`. Empty where the engine sampled the reply."""
     error: str | None = None
     started_at: float
     first_token_at: float | None = None

@@ -15,10 +15,10 @@ import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.gateway.conftest import Script, build_house
 
 from openforge.coordinator import delivered, lineages, trajectories
 from openforge.types import Call, LineageKind, MaskReason, Sampling
-from tests.gateway.conftest import HouseBuilder, Script, build_house
 
 TOOLS = [{"type": "function", "function": {"name": name}} for name in ("shell", "agent")]
 SUMMARY = "The user wants the calculator fixed and every test green."

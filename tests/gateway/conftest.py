@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import openai
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from openforge.gateway import EngineBackend, Gateway, listen
+from openforge.gateway import EngineBackend, Gateway, Limits, listen
 from openforge.gateway.formats import load_format
 from openforge.gateway.relay import Patience
 from openforge.gateway.text import encode, own_tokenizer
@@ -80,6 +82,8 @@ class Script:
     """Raised where the reply ends."""
     pause_at: int | None = None
     """Wait for ever before this token."""
+    delay: float = 0.0
+    """Seconds before the first token."""
 
 
 class ScriptedEngine:
@@ -107,6 +111,7 @@ class ScriptedEngine:
         ids = [*ids, self.end] if script.closed else ids
         done: list[int] = []
         try:
+            await asyncio.sleep(script.delay)
             for i, id in enumerate(ids):
                 if i == script.pause_at:
                     self.paused.set()
@@ -114,7 +119,7 @@ class ScriptedEngine:
                 await asyncio.sleep(0)
                 done.append(id)
                 yield GenerationChunk(tokens=(SampledToken(id, -i / 8, 7),))
-                text = self.tokenizer.decode(done, skip_special_tokens=False)
+                text = self.tokenizer.decode(done, skip_special_tokens=False) if sampling.stop else ""
                 if id in sampling.stop_token_ids or any(stop in text for stop in sampling.stop):
                     yield GenerationChunk(finish=FinishReason.STOP)
                     return
@@ -185,6 +190,12 @@ class House:
             openai.AsyncOpenAI(base_url=self.address + access.path + "/v1", api_key=access.api_key, max_retries=0)
         )
 
+    async def anthropic(self, rollout: str = "r1") -> anthropic.AsyncAnthropic:
+        access = self.gateway.open(rollout, sampling=Sampling())
+        return await self.stack.enter_async_context(
+            anthropic.AsyncAnthropic(base_url=self.address + access.path, api_key=access.api_key, max_retries=0)
+        )
+
     async def recorded(self, count: int) -> list[Call]:
         while len(self.log.calls) < count:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
@@ -198,15 +209,26 @@ async def house() -> AsyncIterator[House]:
 
 
 class build_house:
-    def __init__(self, *, context_length: int = 1 << 20, patience: Patience | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        context_length: int = 1 << 20,
+        patience: Patience | None = None,
+        limits: Limits | None = None,
+        tokenizer: PreTrainedTokenizerFast | None = None,
+    ) -> None:
         self._context_length = context_length
+        self._tokenizer = tokenizer or TINY
         self._patience = patience or Patience()
+        self._limits = limits or Limits()
 
     async def __aenter__(self) -> House:
         self._stack = AsyncExitStack()
-        engine, log = ScriptedEngine(TINY), MemoryLog()
-        engine.context_length = self._context_length
-        gateway = Gateway(EngineBackend(engine, load_format(None, TINY), TINY), log, model_name="tiny", patience=self._patience)
+        engine, log = ScriptedEngine(self._tokenizer), MemoryLog()
+        format = load_format(None, self._tokenizer)
+        engine.context_length, engine.end = self._context_length, format.stop_token_ids[0]
+        backend = EngineBackend(engine, format, self._tokenizer)
+        gateway = Gateway(backend, log, model_name="tiny", patience=self._patience, limits=self._limits)
         address = await self._stack.enter_async_context(listen(gateway))
         return House(gateway, engine, log, address, self._stack)
 
@@ -214,9 +236,54 @@ class build_house:
         await self._stack.aclose()
 
 
+@pytest.fixture
+def memory_log() -> MemoryLog:
+    return MemoryLog()
+
+
 HouseBuilder = Callable[..., build_house]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_house() -> HouseBuilder:
     return build_house
+
+
+class RunningHouse:
+    """A house in a thread of its own, for clients that block."""
+
+    def __init__(self, builder: build_house) -> None:
+        self._builder = builder
+
+    def __enter__(self) -> RunningHouse:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        self.house = self.wait(self._builder.__aenter__())
+        self.address = self.house.address
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.wait(self._builder.__aexit__())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def wait(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
+
+    async def rest(self) -> None:
+        """Wait until no request is being answered and no call is being made."""
+
+        def busy(task: asyncio.Task[Any]) -> bool:
+            return "run_asgi" in repr(task) or task.get_name().startswith("call ")
+
+        while self.house.gateway.in_flight or any(busy(task) for task in asyncio.all_tasks()):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture(scope="session")
+def running_house() -> Iterator[RunningHouse]:
+    with RunningHouse(build_house()) as running:
+        running.house.gateway.open("fuzz", sampling=Sampling())
+        yield running

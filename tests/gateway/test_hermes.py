@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from openforge.gateway.formats import load_format
 from openforge.gateway.formats.hermes_parser import HermesParser
+from openforge.gateway.formats.think_parser import ThinkParser
 from openforge.gateway.reply import Reply
 from openforge.gateway.text import encode, own_tokenizer
 from openforge.gateway.turn import Message, Tool, ToolCall
@@ -18,8 +19,12 @@ from openforge.types import UserError
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 
 
+def hermes_parser() -> ThinkParser:
+    return ThinkParser(HermesParser(), prefilled=False, call_open="<tool_call>")
+
+
 def parse(*pieces: str) -> Message:
-    parser, reply = HermesParser(), Reply()
+    parser, reply = hermes_parser(), Reply()
     for piece in pieces:
         reply.add(parser.feed(piece))
     reply.add(parser.finish())
@@ -48,12 +53,12 @@ def test_pieces_add_up_to_the_whole_in_text_and_in_tokens(tokenizer):
     reply = Message("assistant", "Let me see.", "easy", (ToolCall("1", "add", '{"a": 1}'), ToolCall("2", "add", '{"a": 2}')))
     after = [Message("tool", "2"), Message("tool", "3"), Message("user", "well?")]
     whole = format.prompt([*before, reply, *after], tools)
-    pieces = [format.prompt(before, tools), format.reply(reply), format.continuation(after, tools, closed=True)]
+    pieces = [format.prompt(before, tools), format.reply(reply), format.continuation(after, tools, after=reply, closed=True)]
     assert "".join(pieces) == whole
     assert [id for piece in pieces for id in encode(core, piece)] == encode(core, whole)
-    truncated = [pieces[0], pieces[1].removesuffix("<|im_end|>"), format.continuation(after, tools, closed=False)]
+    truncated = [pieces[0], pieces[1].removesuffix("<|im_end|>"), format.continuation(after, tools, after=reply, closed=False)]
     assert [id for piece in truncated for id in encode(core, piece)] == encode(core, whole)
-    assert whole.endswith(format.continuation((), tools, closed=True))
+    assert whole.endswith(format.opening(tools, after=after[-1]))
     assert encode(core, "<|im_end|>") == [format.stop_token_ids[0]]
 
 
@@ -68,7 +73,7 @@ def test_tools_preamble_is_short_and_holds_the_schema(tokenizer):
 
 
 def test_unknown_format_and_unfit_tokenizer_are_user_errors(tiny_tokenizer):
-    with pytest.raises(UserError, match="unknown format 'hermies'; known: hermes"):
+    with pytest.raises(UserError, match=r"unknown format 'hermies'; known: .*hermes"):
         load_format("hermies", tiny_tokenizer)
 
     class Bare:
@@ -205,7 +210,7 @@ def test_no_visible_character_is_lost(text):
 
 
 def test_text_streams_before_the_reply_ends_and_a_call_when_it_is_whole():
-    parser, reply = HermesParser(), Reply()
+    parser, reply = hermes_parser(), Reply()
     reply.add(parser.feed("Let me "))
     assert reply.message().content == "Let me "
     reply.add(parser.feed(f"see.\n{CALL}"))

@@ -29,7 +29,7 @@ class Recorded:
 
     @property
     def ids(self) -> list[int]:
-        return self.plan.prompt_ids + self.sampled
+        return self.plan.prompt_ids.tolist() + self.sampled
 
 
 class Rollout:
@@ -62,9 +62,9 @@ class Rollout:
             assert plan.fork == (Fork.ROOT if self.calls else None) or plan.fork == Fork.RETRY
         else:
             parent = next(other for other in self.calls if other.call_id == plan.parent.id)
-            assert plan.prompt_ids == parent.ids[: plan.shared] + plan.delta
+            assert plan.prompt_ids.tolist() == parent.ids[: plan.shared] + plan.delta.tolist()
             if plan.fork is None:
-                assert plan.prompt_ids[: len(parent.ids)] == parent.ids
+                assert plan.prompt_ids[: len(parent.ids)].tolist() == parent.ids
                 assert not any(o.plan.fork is None and o.plan.parent is plan.parent for o in self.calls)
 
     def text(self, ids: list[int]) -> str:
@@ -89,14 +89,14 @@ def test_linear_history_extends_without_a_fork(rollout):
     two = rollout.call([SYSTEM, HELLO, says("hi"), user("more")], says("ok"))
     assert (one.plan.parent, one.plan.fork) == (None, None)
     assert (two.plan.parent.id, two.plan.fork, two.plan.messages_shared) == ("c0", None, 3)
-    assert rollout.text(two.plan.delta) == "\n<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n"
+    assert rollout.text(two.plan.delta.tolist()) == "\n<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n"
 
 
 def test_reply_cut_by_length_is_closed_by_the_next_prompt(rollout):
     rollout.call([HELLO], says("hi the"), closed=False)
     two = rollout.call([HELLO, says("hi the"), user("go on")], says("re"))
     assert two.plan.fork is None
-    assert rollout.text(two.plan.delta).startswith("<|im_end|>\n<|im_start|>user\n")
+    assert rollout.text(two.plan.delta.tolist()).startswith("<|im_end|>\n<|im_start|>user\n")
 
 
 def test_sampled_ids_survive_although_their_text_tokenises_otherwise(rollout):
@@ -106,7 +106,7 @@ def test_sampled_ids_survive_although_their_text_tokenises_otherwise(rollout):
     rollout.call([HELLO], says("hello"), ids=[*letters, end])
     two = rollout.call([HELLO, says("hello"), user("x")], says("y"))
     assert two.plan.fork is None
-    assert two.plan.prompt_ids[: two.plan.shared][-6:] == [*letters, end]
+    assert two.plan.prompt_ids.tolist()[: two.plan.shared][-6:] == [*letters, end]
 
 
 def test_second_extension_of_a_call_is_a_branch(rollout):
@@ -119,7 +119,7 @@ def test_second_extension_of_a_call_is_a_branch(rollout):
 def test_same_prompt_is_a_retry_and_stores_nothing_again(rollout):
     one = rollout.call([HELLO], says("hi"))
     again = rollout.call([HELLO], says("hey"))
-    assert (again.plan.parent.id, again.plan.fork, again.plan.delta) == ("c0", Fork.RETRY, [])
+    assert (again.plan.parent.id, again.plan.fork, again.plan.delta.tolist()) == ("c0", Fork.RETRY, [])
     assert again.plan.prompt_ids == one.plan.prompt_ids
     follow = rollout.call([HELLO, says("hey"), user("x")], says("y"))
     assert (follow.plan.parent.id, follow.plan.fork) == ("c1", None)
@@ -148,8 +148,8 @@ def test_dropped_reply_is_an_edit_behind_the_same_messages(rollout):
     one = rollout.call([SYSTEM, HELLO], says("gibberish"))
     two = rollout.call([SYSTEM, HELLO, user("call a tool!")], says("ok"))
     assert (two.plan.parent.id, two.plan.fork, two.plan.messages_shared) == ("c0", Fork.EDITED, 2)
-    assert two.plan.prompt_ids == encode(rollout.tokenizer, rollout.format.prompt([SYSTEM, HELLO, user("call a tool!")], TOOLS))
-    assert rollout.text(one.plan.prompt_ids[two.plan.shared :]) == "\n<|im_start|>assistant\n"
+    assert two.plan.prompt_ids.tolist() == encode(rollout.tokenizer, rollout.format.prompt([SYSTEM, HELLO, user("call a tool!")], TOOLS))
+    assert rollout.text(one.plan.prompt_ids.tolist()[two.plan.shared :]) == "\n<|im_start|>assistant\n"
 
 
 def test_edited_reply_is_an_edit(rollout):
@@ -178,7 +178,7 @@ def test_tool_result_added_to_a_posted_run_does_not_split_the_run(rollout):
     rollout.call([HELLO, reply, one], says("wait"))
     three = rollout.call([HELLO, reply, one, two], says("done"))
     assert (three.plan.parent.id, three.plan.fork) == ("c0", Fork.BRANCH)
-    assert three.plan.prompt_ids == encode(rollout.tokenizer, rollout.format.prompt([HELLO, reply, one, two], TOOLS))
+    assert three.plan.prompt_ids.tolist() == encode(rollout.tokenizer, rollout.format.prompt([HELLO, reply, one, two], TOOLS))
 
 
 def test_reply_is_recognised_however_the_client_echoes_it(rollout):
@@ -282,7 +282,7 @@ def test_prefix_law_over_random_histories(tiny_tokenizer, exact, data):
         for message, own in zip(history, posted, strict=True):
             assert not own.reasoning.strip() or message.reasoning.split() == own.reasoning.split()
         if exact:
-            assert call.plan.prompt_ids == encode(rollout.tokenizer, rollout.format.prompt(history, TOOLS))
+            assert call.plan.prompt_ids.tolist() == encode(rollout.tokenizer, rollout.format.prompt(history, TOOLS))
 
 
 def canonical(message: Message) -> object:

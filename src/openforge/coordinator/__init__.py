@@ -4,7 +4,18 @@ Invariant: every sampled token is trained or masked with a reason, once.
 """
 
 from openforge.coordinator.lineage import Evidence, Lineage
+from openforge.coordinator.messages import conversation, offered_tools
 from openforge.coordinator.threads import lineages
 from openforge.coordinator.trajectory import Delivery, delivered, mask_all, trajectories
 
-__all__ = ["Delivery", "Evidence", "Lineage", "delivered", "lineages", "mask_all", "trajectories"]
+__all__ = [
+    "Delivery",
+    "Evidence",
+    "Lineage",
+    "conversation",
+    "delivered",
+    "lineages",
+    "mask_all",
+    "offered_tools",
+    "trajectories",
+]

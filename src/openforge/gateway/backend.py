@@ -24,7 +24,13 @@ class Backend(Protocol):
         """For a rollout that opens."""
         ...
 
-    def generation(self, plan: Plan, turn: Turn, sampling: Sampling) -> Generation: ...
+    def generation(self, *, plan: Plan, turn: Turn, dialect: str, sampling: Sampling, clients: bool) -> Generation:
+        """`dialect`: the one the client speaks. `clients`: whether `sampling` is the client's own, and not the run's."""
+        ...
+
+    async def count(self, plan: Plan, turn: Turn) -> int:
+        """Tokens of the turn's prompt. Raises ApiError where nobody can count them."""
+        ...
 
 
 class EngineBackend:
@@ -39,5 +45,10 @@ class EngineBackend:
     def splicer(self) -> Splicer:
         return Splicer(self._format, self._tokenizer)
 
-    def generation(self, plan: Plan, turn: Turn, sampling: Sampling) -> Generation:
-        return TokenGeneration(engine=self._engine, format=self._format, tokenizer=self._tokenizer, plan=plan, sampling=sampling)
+    async def count(self, plan: Plan, turn: Turn) -> int:
+        return len(plan.prompt_ids)
+
+    def generation(self, *, plan: Plan, turn: Turn, dialect: str, sampling: Sampling, clients: bool) -> Generation:
+        return TokenGeneration(
+            engine=self._engine, format=self._format, tokenizer=self._tokenizer, plan=plan, tools=turn.tools, sampling=sampling
+        )

@@ -7,7 +7,7 @@ that ended it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol, cast
 
@@ -17,6 +17,7 @@ from openforge.gateway.formats.base import Format
 from openforge.gateway.reply import End, ReasoningDelta, ReplyEvent, Usage
 from openforge.gateway.splice import Plan
 from openforge.gateway.text import Detokenizer, StopTrimmer
+from openforge.gateway.turn import Tool
 from openforge.types import FinishReason, RolloutEngine, SampledToken, Sampling
 
 Emit = Callable[[list[ReplyEvent]], None]
@@ -29,6 +30,11 @@ class Generation(Protocol):
     sampled: list[SampledToken]
     """Empty where an upstream API gives text only."""
     first_token_at: float | None
+
+    @property
+    def upstream(self) -> dict[str, Any]:
+        """What that API told of the reply (see `types.Call`); complete when `run` has ended."""
+        ...
 
     async def run(self, emit: Emit) -> End:
         """Produce the reply. Raises what the engine raises; cancellation stops the engine.
@@ -43,16 +49,19 @@ class Generation(Protocol):
 
 
 class TokenGeneration:
-    def __init__(self, *, engine: RolloutEngine, format: Format, tokenizer: Tokenizer, plan: Plan, sampling: Sampling) -> None:
+    def __init__(
+        self, *, engine: RolloutEngine, format: Format, tokenizer: Tokenizer, plan: Plan, tools: Sequence[Tool], sampling: Sampling
+    ) -> None:
         self.sampled: list[SampledToken] = []
         self.first_token_at: float | None = None
+        self.upstream: dict[str, Any] = {}
         self._engine = engine
         self._plan = plan
         self._sampling = sampling
         self._stop_ids = frozenset(sampling.stop_token_ids)
         self._detokenizer = Detokenizer(tokenizer)
         self._trimmer = StopTrimmer(sampling.stop)
-        self._parser = format.parser()
+        self._parser = format.parser(tools)
         self._reasoning_tokens = 0
 
     async def run(self, emit: Emit) -> End:

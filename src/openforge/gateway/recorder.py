@@ -27,7 +27,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    message: Message
+    reply: Reply
     end: End
 
 
@@ -93,7 +93,6 @@ class Recorder:
         self._started_at = time.time()
         self._abortable = True
         self._entered = False
-        splicer.begin(plan)
         self.task = asyncio.create_task(self._run(), name=f"call {self.id}")
 
     @property
@@ -131,7 +130,7 @@ class Recorder:
             )
             return
         self._splicer.commit(self._plan, call.id, call.sampled, None if finish == FinishReason.ERROR else message)
-        self.finished = Finished(message, result) if isinstance(result, End) else None
+        self.finished = Finished(self._reply, result) if isinstance(result, End) else None
         self._on_end(self, call, None)
         if self.finished is not None:
             self.events.put_nowait(self.finished)
@@ -185,7 +184,7 @@ class Recorder:
             index=self._index,
             parent_id=plan.parent.id if plan.parent is not None else None,
             shared=plan.shared,
-            delta=plan.delta,
+            delta=plan.delta.tolist(),
             sampled=[token.id for token in sampled],
             logprobs=[token.logprob for token in sampled],
             versions=[token.version for token in sampled],
@@ -196,6 +195,7 @@ class Recorder:
             request=request,
             response=message.record(),
             speaker=self._speaker,
+            upstream=self._generation.upstream,
             error=f"{type(error).__name__}: {error}" if error is not None else None,
             started_at=self._started_at,
             first_token_at=self._generation.first_token_at,

@@ -5,11 +5,12 @@ Invariant: the message is exactly the sum of the events, so a streamed reply and
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from openforge.gateway.turn import Message, ToolCall
-from openforge.types import FinishReason
+from openforge.types import Call, FinishReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ class ToolCallDelta:
 
 
 ReplyEvent = TextDelta | ReasoningDelta | ToolCallDelta
+ReplyPart = TextDelta | ReasoningDelta | ToolCall
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +49,13 @@ class Usage:
     """Of the sampled ones, tokens that became reasoning."""
 
 
+def usage_of(call: Call) -> Usage:
+    """Of a recorded call: counted where the ids are there, else as the upstream told, else 0."""
+    if call.upstream:
+        return Usage(**{"prompt_tokens": 0, **call.upstream.get("usage", {})})
+    return Usage(prompt_tokens=call.shared + len(call.delta), cached_tokens=call.shared, sampled_tokens=len(call.sampled))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
     """How a complete reply ended."""
@@ -59,41 +68,52 @@ class End:
 
 
 class Reply:
-    """Adds events up to a message."""
+    """Adds events up: to parts in the order they were written, and to a message."""
 
     def __init__(self) -> None:
-        self._text: list[str] = []
-        self._reasoning: list[str] = []
-        self._calls: list[tuple[str, str, list[str]]] = []
+        self._parts: list[tuple[ReplyEvent, list[str]]] = []
+        """The first event of each part, and the text of all its events."""
+        self._calls: list[list[str]] = []
+        """The argument texts of each call; the same lists as in `_parts`."""
 
     def add(self, events: Iterable[ReplyEvent]) -> None:
         for event in events:
-            match event:
-                case TextDelta(text):
-                    self._text.append(text)
-                case ReasoningDelta(text):
-                    self._reasoning.append(text)
-                case ToolCallDelta(index, id, name, arguments):
-                    if index == len(self._calls):
-                        assert id is not None
-                        assert name is not None
-                        self._calls.append((id, name, []))
-                    self._calls[index][2].append(arguments)
+            if isinstance(event, ToolCallDelta):
+                if event.index == len(self._calls):
+                    assert event.id is not None
+                    assert event.name is not None
+                    self._calls.append([])
+                    self._parts.append((event, self._calls[-1]))
+                self._calls[event.index].append(event.arguments)
+            else:
+                if not self._parts or type(self._parts[-1][0]) is not type(event):
+                    self._parts.append((event, []))
+                self._parts[-1][1].append(event.text)
+
+    def parts(self) -> tuple[ReplyPart, ...]:
+        """The reply in the order it was written in, each run of text, each run of reasoning and each call in one piece."""
+        return tuple(_part(first, "".join(texts)) for first, texts in self._parts)
+
+    def events(self) -> list[ReplyEvent]:
+        """The fewest events that add up to the same reply."""
+        index = itertools.count()
+        return [
+            ToolCallDelta(next(index), part.id, part.name, part.arguments) if isinstance(part, ToolCall) else part for part in self.parts()
+        ]
 
     def message(self) -> Message:
+        parts = self.parts()
         return Message(
             role="assistant",
-            content="".join(self._text),
-            reasoning="".join(self._reasoning),
-            tool_calls=tuple(ToolCall(id, name, "".join(arguments)) for id, name, arguments in self._calls),
+            content="".join(part.text for part in parts if isinstance(part, TextDelta)),
+            reasoning="".join(part.text for part in parts if isinstance(part, ReasoningDelta)),
+            tool_calls=tuple(part for part in parts if isinstance(part, ToolCall)),
         )
 
 
-def events_of(message: Message) -> list[ReplyEvent]:
-    """Events that add up to a message."""
-    events: list[ReplyEvent] = []
-    if message.reasoning:
-        events.append(ReasoningDelta(message.reasoning))
-    if message.content:
-        events.append(TextDelta(message.content))
-    return events + [ToolCallDelta(index, call.id, call.name, call.arguments) for index, call in enumerate(message.tool_calls)]
+def _part(first: ReplyEvent, text: str) -> ReplyPart:
+    if isinstance(first, ToolCallDelta):
+        assert first.id is not None
+        assert first.name is not None
+        return ToolCall(first.id, first.name, text)
+    return type(first)(text)

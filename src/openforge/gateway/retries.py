@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import msgspec
 
 from openforge.gateway.recorder import Finished, RecorderEvent, Started
-from openforge.gateway.reply import Usage, events_of
+from openforge.gateway.reply import Usage
 from openforge.gateway.splice import Plan
 from openforge.gateway.turn import Turn
 
@@ -41,7 +41,7 @@ class Replay:
         self.id = answer.id
         self.usage = answer.usage
         self.events: asyncio.Queue[RecorderEvent] = asyncio.Queue()
-        for event in (Started(), *events_of(answer.finished.message), answer.finished):
+        for event in (Started(), *answer.finished.reply.events(), answer.finished):
             self.events.put_nowait(event)
 
     def abort(self) -> None:

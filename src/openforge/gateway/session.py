@@ -12,7 +12,9 @@ from dataclasses import asdict, dataclass, field, replace
 from openforge.gateway.dialects.base import BadRequest
 from openforge.gateway.normaliser import Change
 from openforge.gateway.recorder import Recorder, too_long
+from openforge.gateway.reply import usage_of
 from openforge.gateway.retries import Answer, Answers
+from openforge.gateway.sampling import client_sampling
 from openforge.gateway.splice import Plan, Splicer
 from openforge.gateway.turn import Turn
 from openforge.types import Call, FinishReason, PromptTooLong, Sampling
@@ -34,7 +36,8 @@ class SessionSummary:
 class Session:
     rollout_id: str
     api_key: str
-    sampling: Sampling
+    sampling: Sampling | None
+    """The run's, which counts instead of the clients'; None where the clients' own counts."""
     token_budget: int | None
     splicer: Splicer
     context_length: int
@@ -80,11 +83,14 @@ class Session:
         return room
 
     def sampling_for(self, turn: Turn, room: int, stop_token_ids: tuple[int, ...], index: int) -> Sampling:
-        """The run's sampling, shortened by what the client asked for and by the room that is left, with a seed of the call's own."""
-        run = self.sampling
+        """The run's sampling (the client's where it has none), shortened by what the client asked for and by the room that is left, with
+        a seed of the call's own. Raises BadRequest."""
+        run = self.sampling or client_sampling(turn.fields)
         limits = [run.max_tokens, room] if turn.max_tokens is None else [run.max_tokens, room, turn.max_tokens]
         seed = None
-        if run.seed is not None:
+        if self.sampling is None:
+            seed = run.seed
+        elif run.seed is not None:
             digest = hashlib.blake2b(f"{run.seed}/{index}".encode(), digest_size=8).digest()
             seed = int.from_bytes(digest, "big") >> 1
         return replace(
@@ -102,11 +108,12 @@ class Session:
             return
         self.calls += 1
         self.error = self.error or call.error
-        self.sampled_tokens += len(call.sampled)
+        sampled = usage_of(call).sampled_tokens
+        self.sampled_tokens += sampled
         self.prefix_won += call.request.get("normalised", {}).get("prefix_won", 0)
         if recorder.finished is not None:
             self.answers.end(key, Answer(recorder.id, recorder.usage, recorder.finished))
-        if call.finish == FinishReason.LENGTH and len(call.sampled) >= room:
+        if call.finish == FinishReason.LENGTH and sampled >= room:
             self.truncated = True
 
     async def close(self) -> SessionSummary:

@@ -11,10 +11,12 @@ behind it is rendered and tokenised, with the reasoning that the client lost. Me
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import msgspec
 from tokenizers import Tokenizer
@@ -42,7 +44,7 @@ class Node:
     extended: int = 0
     """How many calls go on behind its reply."""
 
-    def ids(self, end: int) -> list[int]:
+    def ids(self, end: int) -> array[int]:
         """The first `end` ids of prompt and reply."""
         pieces = []
         node: Node | None = self
@@ -53,27 +55,47 @@ class Node:
                     end = start
             node = node.parent
         assert end == 0
-        joined: list[int] = []
+        joined = array("i")
         for piece in reversed(pieces):
-            joined += piece.tolist()
+            joined += piece
         return joined
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+LONG_TEXT = 16_384
+"""Characters: a few milliseconds of a tokenizer's work."""
+
+
+@dataclass(eq=False, kw_only=True)
 class Plan:
     """How one call's prompt comes about."""
 
     parent: Node | None
     shared: int
-    delta: list[int]
-    prompt_ids: list[int]
+    text: str
+    """What stands behind the parent's `shared` ids."""
     messages_shared: int
     """Leading messages of the request that the parent's record holds, its reply counted."""
     messages: tuple[Message, ...]
     """Those behind them, as they are rendered: with the reasoning that the client lost."""
     fork: Fork | None
+    extends: bool
+    """Whether it goes on behind its parent's reply, and so makes others that do branches."""
     prompt_key: bytes
     """Hash of the tools and all messages."""
+    tokenizer: Tokenizer
+
+    @cached_property
+    def delta(self) -> array[int]:
+        return array("i", encode(self.tokenizer, self.text))
+
+    @cached_property
+    def prompt_ids(self) -> array[int]:
+        return self.parent.ids(self.shared) + self.delta if self.parent is not None else self.delta
+
+    async def tokenise(self) -> None:
+        """Tokenise a long text now, and where it holds up nobody else."""
+        if len(self.text) > LONG_TEXT:
+            await asyncio.to_thread(lambda: self.delta)
 
 
 class Splicer:
@@ -82,8 +104,6 @@ class Splicer:
     def __init__(self, format: Format, tokenizer: Tokenizer) -> None:
         self._format = format
         self._tokenizer = tokenizer
-        self._tail = len(encode(tokenizer, format.continuation((), (), closed=True)))
-        """Ids between the last message and the reply; behind a prompt less these, further messages go on as behind any closed message."""
         self._prompts: dict[bytes, Node] = {}
         self._replies: dict[bytes, list[Node]] = {}
         self._in_flight: dict[bytes, list[Plan]] = {}
@@ -91,51 +111,52 @@ class Splicer:
         self._started = False
 
     def plan(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Plan:
-        """Prompt ids for a turn. Changes nothing: `begin` does, once the call is really made."""
+        """Where a turn's prompt goes on. Changes nothing: `begin` does, at once if the call is to be made."""
         keys = self._keys(messages, tools)
         key, count = keys[-1], len(messages)
         if (again := self._prompts.get(key)) is not None:
-            return self._make(key, again, again.prompt_length, [], count, (), Fork.RETRY)
+            return self._make(key, again, again.prompt_length, "", count, (), Fork.RETRY)
         if twins := self._in_flight.get(key):
             first = twins[0]
-            return self._make(key, first.parent, first.shared, first.delta, first.messages_shared, first.messages, Fork.RETRY)
+            return self._make(key, first.parent, first.shared, first.text, first.messages_shared, first.messages, Fork.RETRY)
         for at in range(count, 0, -1):
             if nodes := self._replies.get(keys[at]):
                 rest = self._reasoning.restore(messages[at:])
                 node = _best(nodes, messages[at - 1])
-                closed = bool(node.sampled) and node.sampled[-1] == self._format.stop_token_ids[0]
-                delta = self._encode(self._format.continuation(rest, tools, closed=closed))
+                closed = bool(node.sampled) and node.sampled[-1] in self._format.closing_token_ids
+                text = self._format.continuation(rest, tools, after=messages[at - 1], closed=closed)
                 # Replies we did not sample behind one that was continued already: the client has rewritten what followed.
                 taken = Fork.EDITED if any(message.role == "assistant" for message in rest) else Fork.BRANCH
-                return self._make(key, node, node.prompt_length + len(node.sampled), delta, at, rest, taken if node.extended else None)
+                end = node.prompt_length + len(node.sampled)
+                return self._make(key, node, end, text, at, rest, taken if node.extended else None, extends=True)
             posted = self._prompts.get(keys[at])
             if posted is not None and not _merges(messages[at - 1], messages[at]):
                 rest = self._reasoning.restore(messages[at:])
-                delta = self._encode(self._format.continuation(rest, tools, closed=True))
-                return self._make(key, posted, posted.prompt_length - self._tail, delta, at, rest, Fork.EDITED)
+                opening = len(encode(self._tokenizer, self._format.opening(tools, after=messages[at - 1])))
+                text = self._format.continuation(rest, tools, after=messages[at - 1], closed=True)
+                return self._make(key, posted, posted.prompt_length - opening, text, at, rest, Fork.EDITED)
         rest = self._reasoning.restore(messages)
-        delta = self._encode(self._format.prompt(rest, tools))
-        return self._make(key, None, 0, delta, 0, rest, Fork.ROOT if self._started else None)
+        return self._make(key, None, 0, self._format.prompt(rest, tools), 0, rest, Fork.ROOT if self._started else None)
 
     def begin(self, plan: Plan) -> None:
         """The call is being made: whoever comes now branches."""
         self._started = True
         self._in_flight.setdefault(plan.prompt_key, []).append(plan)
-        if _extends(plan):
+        if plan.extends:
             assert plan.parent is not None
             plan.parent.extended += 1
 
     def forget(self, plan: Plan) -> None:
         """The call that was begun has come to nothing and is not recorded."""
         self._end(plan)
-        if _extends(plan):
+        if plan.extends:
             assert plan.parent is not None
             plan.parent.extended -= 1
 
     def commit(self, plan: Plan, call_id: str, sampled: Sequence[int], reply: Message | None) -> None:
         """The call is durable: later calls may go on behind it. `reply` is None where the client got none that it could echo."""
         self._end(plan)
-        node = Node(call_id, plan.parent, plan.shared, array("i", plan.delta), len(plan.prompt_ids), array("i", sampled))
+        node = Node(call_id, plan.parent, plan.shared, plan.delta, len(plan.prompt_ids), array("i", sampled))
         self._prompts.setdefault(plan.prompt_key, node)
         if reply is not None:
             node.tool_call_ids = tuple(call.id for call in reply.tool_calls)
@@ -149,22 +170,28 @@ class Splicer:
         if not twins:
             del self._in_flight[plan.prompt_key]
 
-    def _encode(self, text: str) -> list[int]:
-        return encode(self._tokenizer, text)
-
     def _make(
-        self, key: bytes, parent: Node | None, shared: int, delta: list[int], at: int, rest: tuple[Message, ...], fork: Fork | None
+        self,
+        key: bytes,
+        parent: Node | None,
+        shared: int,
+        text: str,
+        at: int,
+        rest: tuple[Message, ...],
+        fork: Fork | None,
+        *,
+        extends: bool = False,
     ) -> Plan:
-        prompt_ids = (parent.ids(shared) if parent is not None else []) + delta
         return Plan(
             parent=parent,
             shared=shared,
-            delta=delta,
-            prompt_ids=prompt_ids,
+            text=text,
             messages_shared=at,
             messages=rest,
             fork=fork,
+            extends=extends,
             prompt_key=key,
+            tokenizer=self._tokenizer,
         )
 
     def _keys(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[bytes]:
@@ -184,12 +211,8 @@ class Splicer:
         return not self._reasoning.knows(message)
 
 
-def _extends(plan: Plan) -> bool:
-    return plan.parent is not None and plan.shared == plan.parent.prompt_length + len(plan.parent.sampled) and plan.fork != Fork.RETRY
-
-
 def _best(nodes: Sequence[Node], echo: Message) -> Node:
-    """Of several calls with the same messages and reply: the one whose tool-call ids came back, or whose reasoning, else the last."""
+    """Of several calls with the same messages and the same reply: the one whose tool-call ids or reasoning came back, else the last."""
     ids = tuple(call.id for call in echo.tool_calls)
     reasoning = reasoning_key(echo) if echo.reasoning.strip() else None
     return max(reversed(nodes), key=lambda node: (bool(ids) and node.tool_call_ids == ids, node.reasoning == reasoning))
@@ -202,10 +225,12 @@ def _merges(before: Message, after: Message) -> bool:
 
 def _next_key(key: bytes, message: Message, *, foreign: bool = False) -> bytes:
     if message.role != "assistant":
-        return _digest(key, [message.role, message.content])
+        return _digest(key, message.role, message.content)
     calls = [[call.name, canonical_arguments(call.arguments)] for call in message.tool_calls]
-    return _digest(key, [message.role, message.content.strip(), calls, *([message.reasoning] if foreign else [])])
+    return _digest(key, [calls, message.reasoning] if foreign else calls, message.content.strip())
 
 
-def _digest(key: bytes, value: object) -> bytes:
-    return hashlib.blake2b(msgspec.json.encode(value, order="sorted"), key=key, digest_size=32).digest()
+def _digest(key: bytes, value: object, text: str = "") -> bytes:
+    # SHA-256, which processors have in hardware: every call hashes the whole history it is posted with.
+    head = msgspec.json.encode([value, len(text)], order="sorted")
+    return hashlib.sha256(b"".join((key, head, text.encode()))).digest()

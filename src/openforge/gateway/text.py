@@ -24,7 +24,8 @@ def own_tokenizer(tokenizer: Any) -> Tokenizer:
 
 
 def encode(tokenizer: Tokenizer, text: str) -> list[int]:
-    ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+    # The batch form without offsets: half the time of `encode`, and other threads run meanwhile.
+    ids: list[int] = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
     return ids
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -47,6 +48,11 @@ class Message:
     name: str | None = None
     extra: dict[str, Any] = field(default_factory=dict)
     """Fields no format renders, kept for the record."""
+
+    @classmethod
+    def from_record(cls, row: Mapping[str, Any]) -> Message:
+        """What `record` wrote."""
+        return cls(**{**row, "tool_calls": tuple(ToolCall(**call) for call in row.get("tool_calls", ()))})
 
     def record(self) -> dict[str, Any]:
         """As JSON for the call log: what is empty is left out."""

@@ -77,6 +77,8 @@ def call_row(call: Call) -> dict[str, Any]:
     body = {"request": call.request, "response": call.response, "sampling": _set_fields(call.sampling), "error": call.error}
     if speaker := _set_fields(call.speaker):
         body["speaker"] = speaker
+    if call.upstream:
+        body["upstream"] = call.upstream
     return {
         "id": call.id,
         "rollout_id": call.rollout_id,
@@ -120,6 +122,7 @@ def row_call(row: Mapping[Any, Any]) -> Call:
         request=body["request"],
         response=body["response"],
         speaker=Speaker(**body.get("speaker", {})),
+        upstream=body.get("upstream", {}),
         error=body["error"],
         started_at=row["started_at"],
         first_token_at=row["first_token_at"],

@@ -165,6 +165,20 @@ class Store:
         with self._read() as connection:
             return [row_call(row) for row in connection.execute(query).mappings()]
 
+    def calling_rollouts(self) -> list[str]:
+        """The rollouts that have calls, in the order of their first ones."""
+        table = schema.calls
+        query = select(table.c.rollout_id).group_by(table.c.rollout_id).order_by(func.min(table.c.started_at), table.c.rollout_id)
+        with self._read() as connection:
+            return list(connection.execute(query).scalars())
+
+    def find_calls(self, prefix: str) -> list[Call]:
+        """The calls whose id begins so; at most two, for more than one is too many."""
+        table = schema.calls
+        query = select(table).where(table.c.id.startswith(prefix, autoescape=True)).limit(2)
+        with self._read() as connection:
+            return [row_call(row) for row in connection.execute(query).mappings()]
+
     def prompt_ids(self, call_id: str) -> list[int]:
         """The call's whole prompt, put together along its parents. KeyError when there is no such call."""
         return self._tokens(call_id)[0]

@@ -6,16 +6,16 @@ Invariant: a `RunConfig` is complete and absolute. Every default is filled in an
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import yaml
-from pydantic import AfterValidator, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from openforge.agents import AgentSettings
 from openforge.engines.training import TrainSettings
+from openforge.gateway.sampling import CheckedSampling
 from openforge.pool import ScheduleSettings
 from openforge.rewards import RewardSettings
 from openforge.run.config_errors import explain
@@ -28,28 +28,11 @@ from openforge.types import Sampling, Settings, UserError
 T = TypeVar("T")
 
 
-def _plausible(sampling: Sampling) -> Sampling:
-    checks = {
-        "temperature must be a number of at least 0": 0 <= sampling.temperature < math.inf,
-        "top_p must be above 0 and at most 1": 0 < sampling.top_p <= 1,
-        "top_k must be at least 0 (0 is off)": sampling.top_k >= 0,
-        "min_p must be at least 0 and below 1": 0 <= sampling.min_p < 1,
-        "max_tokens must be at least 1": sampling.max_tokens >= 1,
-    }
-    for problem, fine in checks.items():
-        if not fine:
-            raise ValueError(problem)
-    return sampling
-
-
-CheckedSampling = Annotated[Sampling, AfterValidator(_plausible)]
-
-
 class ModelSettings(Settings):
     path: str
     """A Hugging Face folder, or the id of a model on the hub."""
     format: str | None = None
-    """How the model writes messages and tool calls (`hermes`); by default what its chat template shows."""
+    """How the model writes messages and tool calls (see formats.md); by default what its chat template shows."""
 
 
 class RolloutSettings(Settings):
@@ -120,8 +103,8 @@ class RunConfig(Settings):
 
     @model_validator(mode="after")
     def _scored(self) -> RunConfig:
-        if self.agent.command is not None and self.reward is None:
-            raise ValueError("a command cannot score itself: add a `reward` section")
+        if self.agent.class_ is None and self.reward is None:
+            raise ValueError("a program cannot score itself: add a `reward` section")
         return self
 
 

@@ -89,8 +89,11 @@ def transcript(messages: Sequence[Message], tools: Sequence[Tool], format: Forma
     for index, message in enumerate(messages):
         if message.role != "assistant":
             continue
-        context = list(messages[since:index])
-        add(format.continuation(context, list(tools), closed=True) if since else format.prompt(context, list(tools)), reply=False)
+        context = messages[since:index]
+        add(
+            format.continuation(context, tools, after=messages[since - 1], closed=True) if since else format.prompt(context, tools),
+            reply=False,
+        )
         add(format.reply(message), reply=True)
         since = index + 1
     if not since:

@@ -1,8 +1,9 @@
 """What a model-side format is: how messages become the model's text, and its text becomes a reply.
 
-Invariant: for a conversation `m1 … mn`, `prompt(before) + reply(r) + continuation(after, closed=True)` is the model's own rendering of the
-whole, and the text is cut only where a special token begins or has just ended. So the pieces may be tokenised one by one, and ids that are
-stored already are never rendered again.
+Invariant (the prefix law): for a conversation `m1 … mn`, `prompt(before) + reply(r) + continuation(rest, after=r, closed=True)` is the
+model's own rendering of the whole, but for reasoning that the template would drop once a user has spoken again and the pieces keep. The
+text is cut only where a special token begins or has just ended, or, where the opening of a reply ends in the middle of its reasoning, where
+the model itself goes on. So the pieces may be tokenised one by one, and ids that are stored already are never rendered again.
 """
 
 from __future__ import annotations
@@ -28,19 +29,27 @@ class ReplyParser(Protocol):
 class Format(Protocol):
     name: str
     stop_token_ids: tuple[int, ...]
-    """Ids that end a reply. The first is the end-of-turn token that `reply` renders; a reply that ended with any other, or with none, is
-    continued with `closed=False`."""
+    """Ids that end a reply. The first is the end-of-turn token that `reply` renders."""
+    closing_token_ids: frozenset[int]
+    """Those of them that end the turn as well; a reply that ended with any other, or with none, is continued with `closed=False`."""
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> str:
-        """The whole conversation, up to and including the prompt for the next reply. It ends with `continuation((), …, closed=True)`."""
+        """The whole conversation, up to and including the opening of the next reply: the text that the template would write."""
+        ...
+
+    def opening(self, tools: Sequence[Tool], *, after: Message) -> str:
+        """How the reply to `after` begins before the model speaks: the end of any prompt whose last message is `after`."""
         ...
 
     def reply(self, message: Message) -> str:
         """An assistant message as the model samples it, with the end-of-turn token."""
         ...
 
-    def continuation(self, messages: Sequence[Message], tools: Sequence[Tool], *, closed: bool) -> str:
-        """What follows a message up to and including the prompt for the next reply. `closed`: the end-of-turn token stands already."""
+    def continuation(self, messages: Sequence[Message], tools: Sequence[Tool], *, after: Message, closed: bool) -> str:
+        """`messages` behind `after`, up to and including the opening of the next reply. `closed`: `after` ends with its end-of-turn token.
+        Behind a prompt less its opening, other messages than a reply go on the same way, with `closed=True`."""
         ...
 
-    def parser(self) -> ReplyParser: ...
+    def parser(self, tools: Sequence[Tool]) -> ReplyParser:
+        """For one reply. `tools`: those of the turn; their schemas say what an untyped argument is."""
+        ...

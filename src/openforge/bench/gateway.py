@@ -1,0 +1,245 @@
+"""What the gateway adds to a call, and how many calls it carries, on an engine that computes nothing.
+
+Two paces. *Paced*: the engine gives a token every 20 ms, like a real one; what a call takes beyond that is what was added. *Flat out*: the
+engine answers at once; calls a second is what one process carries. Each client keeps a conversation of its own over one connection; a call
+extends a history that was posted before. The bare server streams the same bytes without a gateway: what HTTP and the client themselves
+take. The LiteLLM proxy, where it is installed, stands in front of that server. All of them take turns within one run, each in a process of
+its own; the gateway records durably, like in a run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import psutil
+
+from openforge.bench.frame import Bar, BenchResult, at_least, at_most, median
+from openforge.bench.load import PACES, Conversation
+from openforge.run.models import load_tokenizer
+from openforge.types import UserError
+
+SHAPES = ((1, 4_000), (64, 4_000), (256, 4_000), (1, 100_000), (64, 100_000))
+"""(concurrent streams, tokens of history)"""
+CALLS = 8
+"""Calls of a conversation that are measured; they lengthen its history by a few hundred tokens."""
+LITELLM_SECONDS = 90.0
+"""How long the proxy may take to start."""
+
+
+def run(
+    model: Path | None, repeats: int = 3, *, shapes: Sequence[tuple[int, int]] = SHAPES, calls: int = CALLS, litellm: str | None = None
+) -> BenchResult:
+    """Measure with the tokenizer in the folder `model`. `litellm`: the proxy's program; else OPENFORGE_LITELLM, or what is on PATH."""
+    if model is None or not (model / "tokenizer.json").is_file():
+        raise UserError(f"{model}: no tokenizer here; fetch a model with `openforge models fetch`, or name another folder")
+    litellm = litellm or os.environ.get("OPENFORGE_LITELLM") or shutil.which("litellm")
+    with ExitStack() as stack:
+        bare = stack.enter_context(process("bare server"))
+        servers: list[Server] = [stack.enter_context(process("gateway", model)), bare]
+        if litellm is not None:
+            servers.append(stack.enter_context(_litellm(litellm, bare)))
+        rows = [row for shape in shapes for row in asyncio.run(_measure(servers, *shape, calls, repeats))]
+    longest = max(tokens for _, tokens in shapes)
+    return BenchResult("gateway", [*rows, _tokenise_again(model, longest)], _bars(rows, shapes))
+
+
+class Server(Protocol):
+    name: str
+    urls: dict[str, str]
+    """Pace -> base URL."""
+    pids: dict[str, int]
+    """Pace -> the process that serves it."""
+
+    def keys(self, count: int) -> dict[str, list[str]]:
+        """Pace -> keys of so many rollouts that have no call yet."""
+        ...
+
+
+@dataclass(slots=True)
+class NullServer:
+    """A process of `null.py`."""
+
+    name: str
+    process: subprocess.Popen[str]
+    urls: dict[str, str]
+    pids: dict[str, int]
+
+    def keys(self, count: int) -> dict[str, list[str]]:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{count}\n")
+        self.process.stdin.flush()
+        answer: dict[str, list[str]] = _hear(self.process)
+        return answer
+
+
+@contextmanager
+def process(name: str, *arguments: Path) -> Iterator[NullServer]:
+    """The gateway, if `arguments` is a folder with a tokenizer; else the bare server."""
+    command = [sys.executable, "-m", "openforge.bench.null", *map(str, arguments)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield NullServer(name, process, _hear(process), dict.fromkeys(PACES, process.pid))
+        finally:
+            process.kill()
+
+
+def _hear(process: subprocess.Popen[str]) -> Any:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        raise RuntimeError("a server of the benchmark died; its error is above")
+    return json.loads(line)
+
+
+@dataclass(slots=True)
+class _LiteLLM:
+    name: str
+    urls: dict[str, str]
+    pids: dict[str, int]
+
+    def keys(self, count: int) -> dict[str, list[str]]:
+        return {pace: ["sk-any"] * count for pace in PACES}
+
+
+@contextmanager
+def _litellm(program: str, bare: Server) -> Iterator[_LiteLLM]:
+    """The proxy with one worker, like the gateway; a port each pace, since it picks its upstream by the model's name."""
+    with ExitStack() as stack:
+        urls, pids = {}, {}
+        for pace, upstream in bare.urls.items():
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            parameters = {"model": "openai/null", "api_base": upstream, "api_key": "sk-any"}
+            (folder / "config.yaml").write_text(json.dumps({"model_list": [{"model_name": "null", "litellm_params": parameters}]}))
+            port = _free_port()
+            command = [program, "--config", str(folder / "config.yaml"), "--host", "127.0.0.1", "--port", str(port)]
+            quiet = {"LITELLM_LOG": "ERROR", "LITELLM_MODE": "PRODUCTION", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+            process = subprocess.Popen(command, env=os.environ | quiet, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            _wait_until_alive(process, f"http://127.0.0.1:{port}/health/liveliness")
+            urls[pace], pids[pace] = f"http://127.0.0.1:{port}/v1", process.pid
+        yield _LiteLLM("litellm", urls, pids)
+
+
+def _wait_until_alive(process: subprocess.Popen[bytes], url: str) -> None:
+    deadline = time.monotonic() + LITELLM_SECONDS
+    while True:
+        try:
+            urllib.request.urlopen(url, timeout=5).close()
+            return
+        except OSError:
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise UserError(f"bench gateway: the LiteLLM proxy did not start within {LITELLM_SECONDS:g} s") from None
+            time.sleep(0.5)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """What one load took."""
+
+    seconds: list[float]
+    """Of each call."""
+    elapsed: float
+    cpu: float
+    """Seconds of the server's processor time."""
+
+
+async def _measure(servers: Sequence[Server], streams: int, history: int, calls: int, repeats: int) -> list[dict[str, Any]]:
+    """One row a server: medians over the repeats."""
+    taken: dict[str, list[tuple[float, ...]]] = {server.name: [] for server in servers}
+    for _ in range(repeats):
+        for server in servers:
+            paced = await _loads(server, "paced", streams, history, calls)
+            flat = await _loads(server, "flat out", streams, history, calls)
+            added = (np.array(paced.seconds) - PACES["paced"].seconds) * 1000
+            count = len(flat.seconds)
+            taken[server.name].append((*np.percentile(added, [50, 99]).tolist(), count / flat.elapsed, flat.cpu / count * 1000))
+    columns = ("added p50 ms", "added p99 ms", "calls/s", "cpu ms/call")
+    return [
+        {"server": name, "streams": streams, "history": history}
+        | dict(zip(columns, (median(column) for column in zip(*figures, strict=True)), strict=True))
+        for name, figures in taken.items()
+    ]
+
+
+async def _loads(server: Server, pace: str, streams: int, history: int, calls: int) -> _Load:
+    """One load, or several one after the other where few streams would make too few calls for a percentile."""
+    loads = [await _load(server, pace, streams, history, calls) for _ in range(max(1, 16 // streams))]
+    return _Load([each for load in loads for each in load.seconds], sum(load.elapsed for load in loads), sum(load.cpu for load in loads))
+
+
+async def _load(server: Server, pace: str, streams: int, history: int, calls: int) -> _Load:
+    keys = server.keys(streams)[pace]
+    conversations = [Conversation(server.urls[pace], key, f"{number}:{' hello' * history}") for number, key in enumerate(keys)]
+    try:
+        for conversation in conversations:
+            await conversation.call()
+        process = psutil.Process(server.pids[pace])
+        cpu, started = process.cpu_times(), time.perf_counter()
+        seconds = await asyncio.gather(*(_talk(conversation, calls) for conversation in conversations))
+        elapsed, after = time.perf_counter() - started, process.cpu_times()
+        return _Load([each for one in seconds for each in one], elapsed, after.user + after.system - cpu.user - cpu.system)
+    finally:
+        for conversation in conversations:
+            await conversation.close()
+
+
+async def _talk(conversation: Conversation, calls: int) -> list[float]:
+    return [await conversation.call() for _ in range(calls)]
+
+
+def _tokenise_again(model: Path, history: int) -> dict[str, Any]:
+    """What each call would take beyond this if its whole history were tokenised again."""
+    core = load_tokenizer(model).backend_tokenizer
+    text = " hello" * history
+    times = []
+    for _ in range(5):
+        started = time.perf_counter()
+        core.encode(text, add_special_tokens=False)
+        times.append((time.perf_counter() - started) * 1000)
+    return {
+        "server": "(tokenising it again)",
+        "streams": 1,
+        "history": history,
+        "added p50 ms": median(times),
+        "added p99 ms": max(times),
+        "calls/s": 1000 / median(times),
+        "cpu ms/call": median(times),
+    }
+
+
+def _bars(rows: Sequence[dict[str, Any]], shapes: Sequence[tuple[int, int]]) -> list[Bar]:
+    found = {(row["server"], row["streams"], row["history"]): row for row in rows}
+    streams = 64 if any(count == 64 for count, _ in shapes) else shapes[0][0]
+    short, long = min(tokens for _, tokens in shapes), max(tokens for _, tokens in shapes)
+    here = found["gateway", streams, short]
+    bars = [
+        at_most("added_p50_ms", here["added p50 ms"], 2.0),
+        at_most("added_p99_ms", here["added p99 ms"], 10.0),
+        at_most("history_growth", found["gateway", streams, long]["cpu ms/call"] / here["cpu ms/call"], 3.0),
+    ]
+    if ("litellm", streams, short) in found:
+        bars.append(at_least("vs_litellm", here["calls/s"] / found["litellm", streams, short]["calls/s"], 5.0))
+    return bars
