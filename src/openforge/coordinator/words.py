@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from openforge.coordinator.forest import Forest
+from openforge.coordinator.messages import conversation
 from openforge.types import Call
 
 Row = dict[str, Any]
@@ -96,14 +97,7 @@ class Words:
     def _prompt(self, id: str) -> list[Row]:
         """All messages of a call's prompt."""
         if id not in self._prompts:
-            line = [self._forest.calls[id]]
-            while (parent := line[-1].parent_id) is not None:
-                line.append(self._forest.calls[parent])
-            rows: list[Row] = []
-            for call in reversed(line):
-                del rows[call.request.get("messages_shared", 0) :]
-                rows += [*call.request.get("messages", ()), call.response]
-            self._prompts[id] = rows[:-1]
+            self._prompts[id] = conversation(self._forest.calls, id)[:-1]
         return self._prompts[id]
 
 
