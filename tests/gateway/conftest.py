@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack
@@ -14,10 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import anthropic
-import httpx
 import openai
 import pytest
-import uvicorn
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -213,16 +209,25 @@ async def house() -> AsyncIterator[House]:
 
 
 class build_house:
-    def __init__(self, *, context_length: int = 1 << 20, patience: Patience | None = None, limits: Limits | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        context_length: int = 1 << 20,
+        patience: Patience | None = None,
+        limits: Limits | None = None,
+        tokenizer: PreTrainedTokenizerFast | None = None,
+    ) -> None:
         self._context_length = context_length
+        self._tokenizer = tokenizer or TINY
         self._patience = patience or Patience()
         self._limits = limits or Limits()
 
     async def __aenter__(self) -> House:
         self._stack = AsyncExitStack()
-        engine, log = ScriptedEngine(TINY), MemoryLog()
-        engine.context_length = self._context_length
-        backend = EngineBackend(engine, load_format(None, TINY), TINY)
+        engine, log = ScriptedEngine(self._tokenizer), MemoryLog()
+        format = load_format(None, self._tokenizer)
+        engine.context_length, engine.end = self._context_length, format.stop_token_ids[0]
+        backend = EngineBackend(engine, format, self._tokenizer)
         gateway = Gateway(backend, log, model_name="tiny", patience=self._patience, limits=self._limits)
         address = await self._stack.enter_async_context(listen(gateway))
         return House(gateway, engine, log, address, self._stack)
@@ -234,43 +239,6 @@ class build_house:
 @pytest.fixture
 def memory_log() -> MemoryLog:
     return MemoryLog()
-
-
-class serve_answers:
-    """A server on a real port that answers every request by a function."""
-
-    def __init__(self, answer: Callable[[httpx.Request], httpx.Response]) -> None:
-        self._answer = answer
-
-    async def _serve(self, scope: Any, receive: Any, send: Any) -> None:
-        body, more = b"", True
-        while more:
-            message = await receive()
-            body, more = body + message["body"], message["more_body"]
-        made = self._answer(httpx.Request(scope["method"], f"http://script{scope['path']}", content=body, headers=scope["headers"]))
-        headers = [(name, value) for name, value in made.headers.raw if name.lower() != b"content-length"]
-        await send({"type": "http.response.start", "status": made.status_code, "headers": headers})
-        await send({"type": "http.response.body", "body": made.content})
-
-    async def __aenter__(self) -> str:
-        listener = socket.socket()
-        listener.bind(("127.0.0.1", 0))
-        config = uvicorn.Config(self._serve, interface="asgi3", lifespan="off", log_level="critical", timeout_graceful_shutdown=1)
-        self._server = uvicorn.Server(config)
-        self._server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]
-        self._task = asyncio.create_task(self._server.serve(sockets=[listener]))
-        while not self._server.started:  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
-        return f"http://127.0.0.1:{listener.getsockname()[1]}"
-
-    async def __aexit__(self, *_: object) -> None:
-        self._server.should_exit = True
-        await self._task
-
-
-@pytest.fixture
-def serve_script() -> type[serve_answers]:
-    return serve_answers
 
 
 HouseBuilder = Callable[..., build_house]

@@ -104,8 +104,10 @@ class Admin:
         if id in self._open:
             return json_response({"id": id, "state": "open", **self._gateway.progress(id)})
         rollout = self._log.rollout(id)
-        if rollout is None or rollout.outcome is None:
+        if rollout is None:
             raise _unknown(id)
+        if rollout.outcome is None:
+            return json_response({"id": id, "state": "closing"})
         return json_response({"id": id, "state": "closed", "outcome": rollout.outcome, "detail": rollout.detail})
 
     async def _finish(self, request: Request) -> Response:
@@ -141,7 +143,7 @@ class Admin:
         task.add_done_callback(self._expiring.discard)
 
     def _check(self, request: Request) -> None:
-        if not secrets.compare_digest(api_key(request.headers).encode(), self._key.encode()):
+        if not secrets.compare_digest(api_key(request.headers, request.query_params).encode(), self._key.encode()):
             raise ApiError(401, "not the admin key", type="authentication_error", code="invalid_admin_key")
 
 

@@ -31,8 +31,8 @@ def identify(path_rollout: str | None, headers: Mapping[str, str], keys: Mapping
     return path_rollout
 
 
-def api_key(headers: Mapping[str, str], query: Mapping[str, str] = NO_QUERY) -> str:
-    """The key wherever the client's dialect puts it; "" where there is none."""
+def api_key(headers: Mapping[str, str], query: Mapping[str, str]) -> str:
+    """The key from wherever the client's dialect puts it; "" where there is none."""
     bearer = headers.get("authorization", "")
     if bearer[:7].lower() == "bearer ":
         return bearer[7:].strip()
@@ -56,9 +56,9 @@ PURPOSES = {
 def speaker(headers: Mapping[str, str]) -> Speaker:
     """What the client says of itself.
 
-    Claude Code names its session on every request, and a sub-agent and the agent that started it on theirs (2.1.139 and later). Codex names
-    the session and the thread, which differ in a sub-agent; older versions, and OpenCode, give a sub-agent a session of its own and name
-    its parent. The purpose comes from Claude Code's hint headers, Codex's sub-agent header or its turn metadata.
+    Claude Code names its session on every request, and a sub-agent and the agent that started it on theirs (2.1.139 and later). Codex
+    names the session and the thread, which differ in a sub-agent; older versions, and OpenCode, give a sub-agent a session of its own
+    and name its parent. The purpose comes from Claude Code's hint headers, Codex's sub-agent header or its turn metadata.
     """
     session, parent = _first(headers, SESSIONS), _first(headers, PARENTS)
     thread = headers.get("thread-id") or session

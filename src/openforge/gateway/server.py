@@ -63,6 +63,7 @@ class Gateway:
     ) -> None:
         self.fault: Exception | None = None
         """Why the log failed, once it has."""
+        self.context_length = backend.context_length
         self._backend = backend
         self._log = log
         self._model_name = model_name
@@ -127,6 +128,7 @@ class Gateway:
         plan = session.splicer.plan(turn.messages, turn.tools)
         key = request_key(plan, turn, dialect)
         if (answer := session.answers.find(key, stream=turn.stream, retry=speaker.retry)) is not None:
+            self.metrics.replayed()
             return Replay(answer)
         turn = session.noted(turn, plan, changes)
         session.splicer.begin(plan)
@@ -136,6 +138,7 @@ class Gateway:
         except BaseException:
             session.splicer.forget(plan)
             raise
+        self.in_flight += 1
         session.began(recorder, changes, key, stream=turn.stream, retry=speaker.retry)
         return recorder
 
@@ -157,7 +160,7 @@ class Gateway:
                 self.metrics.recorded(call)
 
         sampling = session.sampling_for(turn, room, self._backend.stop_token_ids, index)
-        recorder = Recorder(
+        return Recorder(
             generation=self._backend.generation(plan=plan, turn=turn, dialect=dialect, sampling=sampling, clients=session.sampling is None),
             log=self._log,
             splicer=session.splicer,
@@ -170,8 +173,6 @@ class Gateway:
             index=index,
             on_end=ended,
         )
-        self.in_flight += 1
-        return recorder
 
     async def count(self, session: Session, turn: Turn, dialect: str, speaker: Speaker) -> int:
         """Tokens of the turn's prompt. The question is recorded as a call that samples nothing and stores no prompt. Raises ApiError."""
@@ -344,7 +345,9 @@ async def listen(gateway: Gateway, host: str = "127.0.0.1", port: int = 0) -> As
     except OSError as error:
         listener.close()
         reason = error.strerror or str(error)
-        raise UserError(f"gateway: cannot listen on {host}:{port}: {reason}; choose another gateway.port (0 takes a free one)") from None
+        raise UserError(
+            f"gateway: cannot listen on {host}:{port}: {reason}; choose another port (gateway.port in a run file; 0 takes a free one)"
+        ) from None
     name = f"[{host}]" if family == socket.AF_INET6 else host
     # Agents pause for minutes between calls on pooled connections; a short keep-alive would close one just as it is used again.
     config = uvicorn.Config(

@@ -32,7 +32,7 @@ class ModelSettings(Settings):
     path: str
     """A Hugging Face folder, or the id of a model on the hub."""
     format: str | None = None
-    """How the model writes messages and tool calls (`hermes`); by default what its chat template shows."""
+    """How the model writes messages and tool calls (see formats.md); by default what its chat template shows."""
 
 
 class RolloutSettings(Settings):
@@ -103,8 +103,8 @@ class RunConfig(Settings):
 
     @model_validator(mode="after")
     def _scored(self) -> RunConfig:
-        if self.agent.command is not None and self.reward is None:
-            raise ValueError("a command cannot score itself: add a `reward` section")
+        if self.agent.class_ is None and self.reward is None:
+            raise ValueError("a program cannot score itself: add a `reward` section")
         return self
 
 
