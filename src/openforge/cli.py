@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
 from openforge.types import UserError
@@ -18,6 +19,8 @@ from openforge.types import UserError
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Agent-native reinforcement learning.")
 models = typer.Typer(no_args_is_help=True, help="Get models.")
 app.add_typer(models, name="models")
+agents = typer.Typer(no_args_is_help=True, help="Ready-made agents: get them, and see how well they are recorded.")
+app.add_typer(agents, name="agents")
 
 RunFile = Annotated[Path, typer.Argument(help="The run file (YAML).", show_default=False)]
 Directory = Annotated[Path, typer.Argument(help="A run directory.", show_default=False)]
@@ -181,6 +184,53 @@ def fetch(name: str, into: Annotated[Path, typer.Option(help="The folder that mo
     from openforge.run.models import fetch
 
     typer.echo(fetch(name, into))
+
+
+AgentsFolder = Annotated[Path | None, typer.Option("--into", envvar="OPENFORGE_AGENTS", help="The agents' folder; default: in your cache.")]
+
+
+@agents.command("list")
+def list_agents(into: AgentsFolder = None) -> None:
+    """Say which agents there are adapters for, and which are installed."""
+    from openforge.run.agents_list import print_agents
+
+    print_agents(into)
+
+
+@agents.command()
+def install(
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME...", help="As `openforge agents list` names them.")] = None,
+    all_agents: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
+    into: AgentsFolder = None,
+) -> None:
+    """Install agents from npm and PyPI at the versions their adapters were tested with, each into a folder of its own."""
+    from openforge.agents import ADAPTERS, Installation, agents_folder
+
+    if unknown := [name for name in names or () if name not in ADAPTERS]:
+        raise UserError(f"agents: no adapter '{unknown[0]}'; there are: {', '.join(ADAPTERS)}")
+    if not names and not all_agents:
+        raise UserError("agents: name the agents to install, or give --all")
+    for name in names or ADAPTERS:
+        installation = Installation(ADAPTERS[name], into or agents_folder())
+        if not installation.complete:
+            typer.echo(f"installing {name} {ADAPTERS[name].version}")
+            installation.install()
+        typer.echo(installation.folder)
+
+
+@agents.command("report")
+def report_agents(
+    directories: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run directories, or folders of them.", show_default=False)],
+    json: Annotated[bool, typer.Option("--json", help="JSON instead of a table.")] = False,
+) -> None:
+    """Say how runs' agents were recorded: lineages, forks, prefix reuse, and the share of sampled tokens that is trained."""
+    from openforge.run.agents_report import agent_rows, as_json, print_agent_rows
+
+    rows = agent_rows(directories)
+    if json:
+        typer.echo(msgspec.json.encode(as_json(rows)).decode())
+    else:
+        print_agent_rows(rows)
 
 
 @app.command()

@@ -25,6 +25,7 @@ def make_context(tmp_path: Path) -> Callable[..., AgentContext]:
             "base_url": "http://127.0.0.1:1/r/r1/v1",
             "api_key": "key-1",
             "model": "calculator",
+            "context_length": 8192,
             "sandbox": ProcessSandbox(),
         }
         return AgentContext(**{**defaults, **fields})

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -118,7 +119,7 @@ class ScriptedEngine:
                 await asyncio.sleep(0)
                 done.append(id)
                 yield GenerationChunk(tokens=(SampledToken(id, -i / 8, 7),))
-                text = self.tokenizer.decode(done, skip_special_tokens=False)
+                text = self.tokenizer.decode(done, skip_special_tokens=False) if sampling.stop else ""
                 if id in sampling.stop_token_ids or any(stop in text for stop in sampling.stop):
                     yield GenerationChunk(finish=FinishReason.STOP)
                     return
@@ -243,6 +244,46 @@ def memory_log() -> MemoryLog:
 HouseBuilder = Callable[..., build_house]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_house() -> HouseBuilder:
     return build_house
+
+
+class RunningHouse:
+    """A house in a thread of its own, for clients that block."""
+
+    def __init__(self, builder: build_house) -> None:
+        self._builder = builder
+
+    def __enter__(self) -> RunningHouse:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        self.house = self.wait(self._builder.__aenter__())
+        self.address = self.house.address
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.wait(self._builder.__aexit__())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def wait(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
+
+    async def rest(self) -> None:
+        """Wait until no request is being answered and no call is being made."""
+
+        def busy(task: asyncio.Task[Any]) -> bool:
+            return "run_asgi" in repr(task) or task.get_name().startswith("call ")
+
+        while self.house.gateway.in_flight or any(busy(task) for task in asyncio.all_tasks()):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture(scope="session")
+def running_house() -> Iterator[RunningHouse]:
+    with RunningHouse(build_house()) as running:
+        running.house.gateway.open("fuzz", sampling=Sampling())
+        yield running

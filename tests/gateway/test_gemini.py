@@ -296,10 +296,14 @@ async def test_sdk_raises_its_own_errors_with_our_message(house):
 async def test_sdk_raises_when_a_stream_fails_midway(house):
     async with sdk(house) as client:
         house.say("one two", closed=False, error=RuntimeError("out of memory"))
-        chunks = []
-        with pytest.raises(errors.ServerError, match="out of memory"):
-            async for chunk in await client.models.generate_content_stream(model="m", contents=ASK):
+        stream, chunks = await client.models.generate_content_stream(model="m", contents=ASK), []
+
+        async def read():
+            async for chunk in stream:
                 chunks.append(chunk)
+
+        with pytest.raises(errors.ServerError, match="out of memory"):
+            await read()
     assert chunks
     assert all(chunk.candidates[0].finish_reason is None for chunk in chunks)
 

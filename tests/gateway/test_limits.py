@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import json
 import socket
@@ -10,6 +11,7 @@ from contextlib import asynccontextmanager
 
 import httpx
 import pytest
+import uvicorn
 import zstandard
 
 from openforge.gateway import Limits
@@ -118,6 +120,14 @@ async def test_content_type_does_not_matter(house, kind):
 # --- times --------------------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(params=["httptools", "h11"])
+def protocol(request, monkeypatch):
+    """Whichever protocol the server asks uvicorn for, it gets this one."""
+    for name in uvicorn.config.HTTP_PROTOCOLS:
+        monkeypatch.setitem(uvicorn.config.HTTP_PROTOCOLS, name, uvicorn.config.HTTP_PROTOCOLS[request.param])
+
+
+@pytest.mark.usefixtures("protocol")
 @pytest.mark.parametrize("sent", [b"", b"POST / HTTP/1.1\r\nhost: x\r\n", head(10_000) + b"x"])
 async def test_connection_that_says_too_little_is_closed(make_house, sent):
     async with open_house(make_house, header_seconds=0.1, body_seconds=0.1) as house, raw(house) as (reader, writer):
@@ -127,16 +137,18 @@ async def test_connection_that_says_too_little_is_closed(make_house, sent):
         await settled(house)
 
 
+@pytest.mark.usefixtures("protocol")
 async def test_connection_that_drips_its_headers_is_closed(make_house):
     async with open_house(make_house, header_seconds=0.2) as house, raw(house) as (reader, writer):
-        done = asyncio.create_task(reader.read())
         writer.write(b"GET /health HTTP/1.1\r\n")
-        while not done.done():
+        while not reader.at_eof() and reader.exception() is None:
             writer.write(b"x: y\r\n")
             await asyncio.sleep(0.02)
-        assert await done == b""
+        with contextlib.suppress(ConnectionError):
+            assert await reader.read() == b""
 
 
+@pytest.mark.usefixtures("protocol")
 async def test_head_beyond_the_limit_is_a_400_and_the_connection_ends(make_house):
     async with open_house(make_house, header_bytes=1000) as house, raw(house) as (reader, writer):
         for piece in (b"GET /health HTTP/1.1\r\n", b"x: ", b"y" * 1000):
@@ -145,6 +157,7 @@ async def test_head_beyond_the_limit_is_a_400_and_the_connection_ends(make_house
         assert (await reader.read()).startswith(b"HTTP/1.1 400")
 
 
+@pytest.mark.usefixtures("protocol")
 async def test_guarded_connection_still_serves_slow_starts_and_keeps_alive(make_house):
     async with open_house(make_house, header_seconds=0.2) as house, raw(house) as (reader, writer):
         for _ in range(2):
@@ -184,17 +197,17 @@ async def test_too_many_calls_at_a_time_are_a_429_in_the_dialects_shape_until_on
 # --- slow and rude clients ----------------------------------------------------------------------------------------------------------------
 
 
-LONG = "word " * 40_000
+LONG = "word " * 8_000
 
 
 async def test_client_that_never_reads_is_given_up_and_its_call_is_recorded(make_house):
     async with open_house(make_house, patience=Patience(ping=0.05, stall=0.2)) as house, raw(house) as (_, writer):
-        house.say(LONG, pause_at=150_000)
+        house.say(LONG, pause_at=20_000)
         body = json.dumps({**ASK, "stream": True}).encode()
         writer.write(head(len(body)) + body)
         [call] = await house.recorded(1)
         assert call.finish == FinishReason.ABORTED
-        assert 0 < len(call.sampled) < 150_000
+        assert 0 < len(call.sampled) < 20_000
         await settled(house)
         assert_nothing_is_left(house)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from openforge.agents.context import AgentContext
@@ -28,15 +29,21 @@ class CommandAgent(Agent):
         self._argv = resolve_command(settings.command, base_dir, setting="agent.command")
 
     async def agent_run(self, context: AgentContext) -> AgentResult:
-        """A non-zero exit is in the result; a deadline that passed is a TimeoutError; a program that cannot be run a `SandboxError`."""
         values = placeholder_values(context)
-        argv = [fill_placeholders(part, values) for part in self._argv]
-        ended = await context.sandbox.exec(argv, cwd=context.workspace, env=context.env, timeout=context.deadline, log_dir=context.log_dir)
-        if ended.timed_out:
-            raise TimeoutError(f"the agent was killed at its deadline of {context.deadline:g} s")
-        return AgentResult(
-            output=ended.stdout.decode(errors="replace"),
-            stderr=ended.stderr.decode(errors="replace"),
-            exit_code=ended.exit_code,
-            workspace=context.workspace,
-        )
+        return await run_program(context, [fill_placeholders(part, values) for part in self._argv])
+
+
+async def run_program(context: AgentContext, argv: Sequence[str]) -> AgentResult:
+    """An agent that is a program, from its start to its end.
+
+    A non-zero exit is in the result; a deadline that passed is a TimeoutError; a program that cannot be run a `SandboxError`.
+    """
+    ended = await context.sandbox.exec(argv, cwd=context.workspace, env=context.env, timeout=context.deadline, log_dir=context.log_dir)
+    if ended.timed_out:
+        raise TimeoutError(f"the agent was killed at its deadline of {context.deadline:g} s")
+    return AgentResult(
+        output=ended.stdout.decode(errors="replace"),
+        stderr=ended.stderr.decode(errors="replace"),
+        exit_code=ended.exit_code,
+        workspace=context.workspace,
+    )

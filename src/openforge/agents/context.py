@@ -20,6 +20,8 @@ class AgentContext:
     """The model's endpoint, this attempt's own, as the agent's dialect wants it: it ends in /v1 for `chat` and `responses`."""
     api_key: str
     model: str
+    context_length: int
+    """Tokens of prompt and reply together that the model takes."""
     sandbox: Sandbox
     env: dict[str, str] = field(default_factory=dict)
     """The whole environment of the programs the agent starts; `Agent.agent_preprocess` fills it."""

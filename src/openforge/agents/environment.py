@@ -11,7 +11,7 @@ from typing import Literal
 from openforge.agents.context import AgentContext
 from openforge.runfile.commands import base_environment, fill_placeholders
 
-PLACEHOLDERS = ("base_url", "model", "instruction", "workspace", "api_key")
+PLACEHOLDERS = ("base_url", "model", "instruction", "workspace", "api_key", "context_length")
 
 Dialect = Literal["chat", "responses", "messages", "gemini"]
 
@@ -35,6 +35,7 @@ def placeholder_values(context: AgentContext) -> dict[str, str]:
         "instruction": context.task.instruction,
         "workspace": str(context.workspace),
         "api_key": context.api_key,
+        "context_length": str(context.context_length),
     }
 
 

@@ -83,6 +83,7 @@ class Admin:
         await asyncio.gather(*(self._end(id, Outcome.CANCELLED, "the gateway was stopped") for id in list(self._open)), *self._expiring)
 
     async def _mint(self, request: Request) -> Response:
+        """Open a rollout"""
         self._check(request)
         asked = _read(await read_json(request, self._gateway.limits) if await request.body() else {})
         sampling = asked.sampling or self._sampling
@@ -97,6 +98,7 @@ class Admin:
         return json_response({"id": rollout.id, "api_key": access.api_key, "base_urls": urls}, 201)
 
     async def _look(self, request: Request) -> Response:
+        """How a rollout stands"""
         self._check(request)
         id = request.path_params["id"]
         if id in self._open:

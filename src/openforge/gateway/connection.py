@@ -22,6 +22,7 @@ class HeadGuard(asyncio.Protocol):
     cycle: Any
     """The request in progress, or the last one."""
     scope: Any
+    send_400_response: Any
 
     _timer: asyncio.TimerHandle | None = None
     _bytes = 0
@@ -58,8 +59,6 @@ class HeadGuard(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-    send_400_response: Any
 
 
 def guarded(protocol: type[asyncio.Protocol], limits: Limits) -> type[asyncio.Protocol]:

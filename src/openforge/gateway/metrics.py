@@ -66,6 +66,7 @@ class GatewayMetrics:
         self._errors.labels(status).inc()
 
     async def page(self, request: Request) -> Response:
+        """What happened so far, for Prometheus"""
         return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_LATEST)
 
 

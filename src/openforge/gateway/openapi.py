@@ -77,7 +77,7 @@ def describe(routes: Iterable[BaseRoute]) -> dict[str, Any]:
         names = re.findall(r"{(\w+)}", path)
         if names:
             operations["parameters"] = [{"name": name, "in": "path", "required": True, "schema": TEXT} for name in names]
-        paths[path] = operations
+        paths.setdefault(path, {}).update(operations)
     return {
         "openapi": "3.1.0",
         "info": {"title": "OpenForge gateway", "version": __version__},
@@ -90,22 +90,21 @@ def describe(routes: Iterable[BaseRoute]) -> dict[str, Any]:
 def _operation(route: Route) -> dict[str, Any]:
     for dialect in DIALECTS:
         if route.path.endswith(tuple(dialect.reply_paths)):
-            answer = {**_json({"type": "object"}), "text/event-stream": {"schema": TEXT}}
+            answer = {**_json({"type": "object"}), "text/event-stream": {}}
             return _post(f"A call in the dialect {dialect.name!r}", dialect.name, answer)
         if route.path.endswith(tuple(dialect.count_paths)):
             return _post("The length of such a call's prompt in tokens", dialect.name, _json({"type": "object"}))
-    answers = _responses(_json({"type": "object"}))
-    return {"summary": (route.endpoint.__doc__ or "").strip(), "responses": answers}
+    summary = (route.endpoint.__doc__ or "").strip()
+    return {"summary": summary, "responses": {"200": {"description": "Done"}, "default": {"description": "Why not"}}}
 
 
 def _post(summary: str, dialect: str, answer: dict[str, Any]) -> dict[str, Any]:
-    body = {"required": True, "content": _json(REQUESTS[dialect])}
-    return {"summary": summary, "requestBody": body, "responses": _responses(answer)}
-
-
-def _responses(content: dict[str, Any]) -> dict[str, Any]:
     error = {"description": "Why not, in the dialect's shape", "content": _json({"$ref": "#/components/schemas/Error"})}
-    return {"200": {"description": "Done", "content": content}, "default": error}
+    return {
+        "summary": summary,
+        "requestBody": {"required": True, "content": _json(REQUESTS[dialect])},
+        "responses": {"200": {"description": "Done", "content": answer}, "default": error},
+    }
 
 
 def _json(schema: dict[str, Any]) -> dict[str, Any]:

@@ -63,13 +63,14 @@ class Gateway:
     ) -> None:
         self.fault: Exception | None = None
         """Why the log failed, once it has."""
+        self.context_length = backend.context_length
         self._backend = backend
         self._log = log
         self._model_name = model_name
         self.patience = patience
         self.limits = limits
         self.in_flight = 0
-        """Calls that are not yet recorded."""
+        """Calls being made, those of rollouts that are closing included."""
         self._sessions: dict[str, Session] = {}
         self._keys: dict[str, str] = {}
         self.metrics = GatewayMetrics(open_rollouts=lambda: self.open_rollouts, in_flight=lambda: self.in_flight)
@@ -144,10 +145,7 @@ class Gateway:
     def _record(self, session: Session, plan: Plan, turn: Turn, dialect: str, speaker: Speaker) -> Recorder:
         self._check()
         self._check_open(session)
-        if self.in_flight >= self.limits.calls:
-            raise _too_many(f"the gateway has {self.in_flight} calls in flight")
-        if len(session.in_flight) >= self.limits.calls_per_rollout:
-            raise _too_many(f"the rollout has {len(session.in_flight)} calls in flight")
+        self._check_load(session)
         room = session.room(plan)
         index = session.started
         session.started += 1
@@ -215,6 +213,15 @@ class Gateway:
         if self.fault is not None:
             raise ApiError(503, f"calls can no longer be recorded: {self.fault}", type="server_error", code="not_recorded")
 
+    def _check_load(self, session: Session) -> None:
+        for who, calls, limit in (
+            ("gateway", self.in_flight, self.limits.calls),
+            ("rollout", len(session.in_flight), self.limits.calls_per_rollout),
+        ):
+            if calls >= limit:
+                message = f"the {who} has {calls} calls in flight; try again later"
+                raise ApiError(429, message, type="rate_limit_error", code="too_many_calls", headers={"retry-after": "1"})
+
     # --- HTTP ---------------------------------------------------------------------------------------------------------------------------
 
     def _routes(self) -> Starlette:
@@ -232,7 +239,7 @@ class Gateway:
         )
 
     def _session(self, request: Request) -> Session:
-        rollout_id = identify(request.path_params.get("rollout"), request.headers, request.query_params, self._keys)
+        rollout_id = identify(request.path_params.get("rollout"), request.headers, self._keys, request.query_params)
         session = self._sessions.get(rollout_id)
         if session is None:
             raise _not_open(rollout_id)
@@ -296,10 +303,6 @@ def _target(request: Request, path: str) -> Target:
     return Target(path=path, params=request.path_params, query=request.query_params)
 
 
-def _too_many(reason: str) -> ApiError:
-    return ApiError(429, f"{reason}; try again later", type="rate_limit_error", code="too_many_calls", headers={"retry-after": "1"})
-
-
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"
@@ -342,7 +345,9 @@ async def listen(gateway: Gateway, host: str = "127.0.0.1", port: int = 0) -> As
     except OSError as error:
         listener.close()
         reason = error.strerror or str(error)
-        raise UserError(f"gateway: cannot listen on {host}:{port}: {reason}; choose another gateway.port (0 takes a free one)") from None
+        raise UserError(
+            f"gateway: cannot listen on {host}:{port}: {reason}; choose another port (gateway.port in a run file; 0 takes a free one)"
+        ) from None
     name = f"[{host}]" if family == socket.AF_INET6 else host
     # Agents pause for minutes between calls on pooled connections; a short keep-alive would close one just as it is used again.
     config = uvicorn.Config(

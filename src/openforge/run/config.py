@@ -103,8 +103,8 @@ class RunConfig(Settings):
 
     @model_validator(mode="after")
     def _scored(self) -> RunConfig:
-        if self.agent.command is not None and self.reward is None:
-            raise ValueError("a command cannot score itself: add a `reward` section")
+        if self.agent.class_ is None and self.reward is None:
+            raise ValueError("a program cannot score itself: add a `reward` section")
         return self
 
 

@@ -92,6 +92,7 @@ class RolloutRunner:
                 base_url=self.address + access.path + BASE_PATHS[self.agent.settings.dialect],
                 api_key=access.api_key,
                 model=self.model_name,
+                context_length=self.gateway.context_length,
                 sandbox=self.sandbox,
                 log_dir=self.run_dir.logs / rollout.id,
             )

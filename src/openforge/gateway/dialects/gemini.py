@@ -20,7 +20,7 @@ from openforge.gateway.dialects.base import ApiError, BadRequest, ReplyHead, Tar
 from openforge.gateway.dialects.fields import camel_case, read_array, read_limit, read_object, read_string, read_strings
 from openforge.gateway.dialects.gemini_schema import json_schema
 from openforge.gateway.json_text import compact_object
-from openforge.gateway.reply import End, ReasoningDelta, Reply, ReplyEvent, ReplyPart, TextDelta, ToolCallDelta, Usage
+from openforge.gateway.reply import End, ReasoningDelta, Reply, ReplyEvent, TextDelta, ToolCallDelta, Usage
 from openforge.gateway.turn import Message, Tool, ToolCall, Turn
 from openforge.types import FinishReason
 
@@ -75,7 +75,7 @@ class Gemini:
 
     def whole(self, head: ReplyHead, turn: Turn, reply: Reply, end: End) -> dict[str, Any]:
         parts = PartWriter(thoughts=_wants_thoughts(turn))
-        written = [row for part in reply.parts() for row in parts.feed(_event(part))]
+        written = [part for event in reply.events() for part in parts.feed(event)]
         return _last(head, [*written, *parts.finish()], end, malformed=parts.malformed)
 
     def writer(self, head: ReplyHead, turn: Turn) -> GeminiWriter:
@@ -303,10 +303,6 @@ def _wants_thoughts(turn: Turn) -> bool:
 
 
 # --- replies ------------------------------------------------------------------------------------------------------------------------------
-
-
-def _event(part: ReplyPart) -> ReplyEvent:
-    return ToolCallDelta(0, part.id, part.name, part.arguments) if isinstance(part, ToolCall) else part
 
 
 def _last(head: ReplyHead, parts: list[dict[str, Any]], end: End, *, malformed: bool) -> dict[str, Any]:

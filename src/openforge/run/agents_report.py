@@ -1,0 +1,127 @@
+"""How well agents are recorded: the table behind `openforge agents report`, from call logs alone.
+
+Invariant: it counts what the coordinator would train on; it knows nothing that is not in the log and the run's configuration.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from openforge.agents import ADAPTERS, AgentSettings
+from openforge.coordinator import delivered, lineages, trajectories
+from openforge.pool import Store
+from openforge.run.config import read_config
+from openforge.run.live import number, percent
+from openforge.run.rundir import RunDir
+from openforge.types import Call
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentRow:
+    """One run's agent over all its recorded rollouts."""
+
+    agent: str
+    version: str
+    """The one this OpenForge installs; empty for an agent of the user's own."""
+    dialect: str
+    rollouts: int
+    calls: int
+    lineages: Mapping[str, int]
+    """Kind -> how many."""
+    forks: Mapping[str, int]
+    """Reason -> how many calls."""
+    prefix_reuse: float | None
+    """Of all prompt ids, the share that an earlier call had stored: the first call of a rollout has none."""
+    delivered: float | None
+    """Of all sampled ids, the share that is to be trained, before rewards are looked at."""
+
+
+def agent_rows(folders: Iterable[Path]) -> list[AgentRow]:
+    """A row for each run directory among the folders or right below them. Raises `UserError` for a folder that holds none."""
+    return [_row(RunDir.open(path)) for folder in folders for path in _run_dirs(folder)]
+
+
+def print_agent_rows(rows: Sequence[AgentRow], console: Console | None = None) -> None:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for heading in ("agent", "version", "dialect", "rollouts", "calls", "lineages", "forks", "prefix reuse", "delivered"):
+        table.add_column(heading, justify="right" if heading in ("rollouts", "calls", "prefix reuse", "delivered") else "left")
+    for row in rows:
+        table.add_row(
+            row.agent,
+            row.version or "–",
+            row.dialect,
+            number(row.rollouts),
+            number(row.calls),
+            _counts(row.lineages),
+            _counts(row.forks),
+            percent(row.prefix_reuse),
+            percent(row.delivered),
+        )
+    (console or Console()).print(table)
+
+
+def as_json(rows: Sequence[AgentRow]) -> list[dict[str, Any]]:
+    return [asdict(row) for row in rows]
+
+
+def _run_dirs(folder: Path) -> list[Path]:
+    below = sorted(path.parent for path in folder.glob("*/config.yaml"))
+    return below if below and not (folder / "config.yaml").is_file() else [folder]
+
+
+def _row(run: RunDir) -> AgentRow:
+    agent = read_config(run.config).agent
+    kinds: Counter[str] = Counter()
+    forks: Counter[str] = Counter()
+    dialects: set[str] = set()
+    rollouts = calls = shared = prompt = sampled = trained = 0
+    with Store.open(run.database) as store:
+        for rollout in store.rollouts():
+            recorded = store.calls(rollout.id)
+            delivery = delivered(trajectories(recorded))
+            rollouts += 1
+            calls += len(recorded)
+            kinds.update(lineage.kind.value for lineage in lineages(recorded))
+            forks.update(call.fork.value for call in recorded if call.fork is not None)
+            dialects |= {call.dialect for call in recorded}
+            shared += sum(call.shared for call in recorded)
+            prompt += sum(_prompt_length(call) for call in recorded)
+            sampled += delivery.sampled
+            trained += delivery.trained
+    name, version = _identity(agent)
+    return AgentRow(
+        agent=name,
+        version=version,
+        dialect=", ".join(sorted(dialects)) or agent.dialect,
+        rollouts=rollouts,
+        calls=calls,
+        lineages=dict(sorted(kinds.items())),
+        forks=dict(sorted(forks.items())),
+        prefix_reuse=shared / prompt if prompt else None,
+        delivered=trained / sampled if sampled else None,
+    )
+
+
+def _prompt_length(call: Call) -> int:
+    return call.shared + len(call.delta)
+
+
+def _identity(agent: AgentSettings) -> tuple[str, str]:
+    """Name and version."""
+    if agent.adapter is not None:
+        return agent.adapter, ADAPTERS[agent.adapter].version
+    if agent.class_ is not None:
+        return agent.class_, ""
+    assert agent.command is not None
+    return " ".join(agent.command[:2]), ""
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {name.replace('_', '-')}" for name, count in counts.items()) or "–"
