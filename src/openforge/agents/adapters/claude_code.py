@@ -7,6 +7,8 @@ from openforge.agents.context import AgentContext
 
 _QUIET = {
     "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
+    # What runs in the background dies when the answer is printed.
+    "CLAUDE_CODE_DISABLE_BACKGROUND_TASKS": "1",
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     "CLAUDE_CODE_DISABLE_TERMINAL_TITLE": "1",
     "DISABLE_AUTOUPDATER": "1",
@@ -17,7 +19,8 @@ _QUIET = {
 def wire(context: AgentContext) -> Wiring:
     models = ("ANTHROPIC_DEFAULT_OPUS_MODEL", "ANTHROPIC_DEFAULT_SONNET_MODEL", "ANTHROPIC_DEFAULT_HAIKU_MODEL", "CLAUDE_CODE_SUBAGENT_MODEL")
     return Wiring(
-        arguments=["--print", "--model", context.model, "--dangerously-skip-permissions", "--", context.task.instruction],
+        options=["--print", "--model", context.model, "--dangerously-skip-permissions"],
+        task=["--", context.task.instruction],
         env={
             **_QUIET,
             **dict.fromkeys(models, context.model),

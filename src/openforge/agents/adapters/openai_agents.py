@@ -8,7 +8,9 @@ from openforge.agents.context import AgentContext
 
 def wire(context: AgentContext) -> Wiring:
     return Wiring(
-        arguments=[f"{PROGRAMS}/openai_agents_agent.py", context.task.instruction], env={"OPENAI_AGENTS_DISABLE_TRACING": "1"}
+        options=[f"{PROGRAMS}/openai_agents_agent.py"],
+        task=[context.task.instruction],
+        env={"OPENAI_AGENTS_DISABLE_TRACING": "1"},
     )
 
 
