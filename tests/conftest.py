@@ -1,11 +1,18 @@
-"""A language model small enough to train in seconds: byte tokens, ChatML, some 200 thousand random parameters."""
+"""A language model small enough to train in seconds (byte tokens, ChatML, 200 thousand random parameters), and a scripted HTTP server."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 import torch
+import uvicorn
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -42,3 +49,40 @@ def save_tiny_model(folder: Path, *, seed: int = 0) -> Path:
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+class serve_answers:
+    """A server on a real port that answers every request by a function."""
+
+    def __init__(self, answer: Callable[[httpx.Request], httpx.Response]) -> None:
+        self._answer = answer
+
+    async def _serve(self, scope: Any, receive: Any, send: Any) -> None:
+        body, more = b"", True
+        while more:
+            message = await receive()
+            body, more = body + message["body"], message["more_body"]
+        made = self._answer(httpx.Request(scope["method"], f"http://script{scope['path']}", content=body, headers=scope["headers"]))
+        headers = [(name, value) for name, value in made.headers.raw if name.lower() != b"content-length"]
+        await send({"type": "http.response.start", "status": made.status_code, "headers": headers})
+        await send({"type": "http.response.body", "body": made.content})
+
+    async def __aenter__(self) -> str:
+        listener = socket.socket()
+        listener.bind(("127.0.0.1", 0))
+        config = uvicorn.Config(self._serve, interface="asgi3", lifespan="off", log_level="critical", timeout_graceful_shutdown=1)
+        self._server = uvicorn.Server(config)
+        self._server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]
+        self._task = asyncio.create_task(self._server.serve(sockets=[listener]))
+        while not self._server.started:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        return f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.should_exit = True
+        await self._task
+
+
+@pytest.fixture
+def serve_script() -> type[serve_answers]:
+    return serve_answers

@@ -158,6 +158,26 @@ def doctor() -> None:
     print_findings(diagnose())
 
 
+@app.command()
+def formats(
+    model: Annotated[str | None, typer.Argument(help="A model's folder or hub id; default: every format that needs no model.")] = None,
+    format: Annotated[str | None, typer.Option(help="Another format than the one that the model's chat template shows.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
+) -> None:
+    """Say which edits of the history keep a prompt's token prefix, and which fork."""
+    import msgspec
+
+    from openforge.run.formats import general_report, model_report, print_reports
+
+    if format is not None and model is None:
+        raise UserError("formats: --format needs a MODEL")
+    reports, missing = (model_report(model, format), []) if model is not None else general_report()
+    if json:
+        typer.echo(msgspec.json.encode(reports).decode())
+    else:
+        print_reports(reports, missing)
+
+
 @models.command()
 def fetch(name: str, into: Annotated[Path, typer.Option(help="The folder that model folders go into.")] = Path("models")) -> None:
     """Get a model without a hub, as an ordinary Hugging Face folder."""

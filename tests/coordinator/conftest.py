@@ -1,10 +1,12 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
-from openforge.types import Call, FinishReason, Fork, Sampling
+from openforge.types import Call, FinishReason, Fork, Sampling, Speaker
 
 
 class Calls(dict[str, Call]):
@@ -32,8 +34,14 @@ class Calls(dict[str, Call]):
         finish: FinishReason = FinishReason.STOP,
         tools: bool = True,
         ended_at: float = 1.0,
+        started_at: float = 0.0,
+        messages: Sequence[dict[str, Any]] = (),
+        messages_shared: int = 0,
+        says: str = "",
+        asks: Sequence[dict[str, str]] = (),
+        speaker: Speaker = Speaker(),  # noqa: B008 (frozen)
     ) -> Call:
-        """`shared` None keeps all of the parent."""
+        """`shared` None keeps all of the parent. `asks`: arguments of the reply's tool calls."""
         whole = self.length(parent) if parent else 0
         new = self.fresh(sampled)
         call = Call(
@@ -50,9 +58,18 @@ class Calls(dict[str, Call]):
             finish=finish,
             sampling=Sampling(),
             dialect="chat",
-            request={"messages": [], **({"tools": [{"name": "calculator"}]} if tools else {})},
-            response={},
-            started_at=0.0,
+            request={
+                "messages": list(messages),
+                "messages_shared": messages_shared,
+                **({"tools": [{"name": "calculator"}]} if tools else {}),
+            },
+            response={
+                "role": "assistant",
+                "content": says,
+                "tool_calls": [{"id": f"{id}{n}", "name": "f", "arguments": json.dumps(ask)} for n, ask in enumerate(asks)],
+            },
+            speaker=speaker,
+            started_at=started_at,
             ended_at=ended_at,
         )
         self[id] = call

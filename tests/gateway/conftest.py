@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import anthropic
-import httpx
 import openai
 import pytest
-import uvicorn
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from openforge.gateway import EngineBackend, Gateway, listen
+from openforge.gateway import EngineBackend, Gateway, Limits, listen
 from openforge.gateway.formats import load_format
 from openforge.gateway.relay import Patience
 from openforge.gateway.text import encode, own_tokenizer
@@ -122,7 +119,7 @@ class ScriptedEngine:
                 await asyncio.sleep(0)
                 done.append(id)
                 yield GenerationChunk(tokens=(SampledToken(id, -i / 8, 7),))
-                text = self.tokenizer.decode(done, skip_special_tokens=False)
+                text = self.tokenizer.decode(done, skip_special_tokens=False) if sampling.stop else ""
                 if id in sampling.stop_token_ids or any(stop in text for stop in sampling.stop):
                     yield GenerationChunk(finish=FinishReason.STOP)
                     return
@@ -212,15 +209,26 @@ async def house() -> AsyncIterator[House]:
 
 
 class build_house:
-    def __init__(self, *, context_length: int = 1 << 20, patience: Patience | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        context_length: int = 1 << 20,
+        patience: Patience | None = None,
+        limits: Limits | None = None,
+        tokenizer: PreTrainedTokenizerFast | None = None,
+    ) -> None:
         self._context_length = context_length
+        self._tokenizer = tokenizer or TINY
         self._patience = patience or Patience()
+        self._limits = limits or Limits()
 
     async def __aenter__(self) -> House:
         self._stack = AsyncExitStack()
-        engine, log = ScriptedEngine(TINY), MemoryLog()
-        engine.context_length = self._context_length
-        gateway = Gateway(EngineBackend(engine, load_format(None, TINY), TINY), log, model_name="tiny", patience=self._patience)
+        engine, log = ScriptedEngine(self._tokenizer), MemoryLog()
+        format = load_format(None, self._tokenizer)
+        engine.context_length, engine.end = self._context_length, format.stop_token_ids[0]
+        backend = EngineBackend(engine, format, self._tokenizer)
+        gateway = Gateway(backend, log, model_name="tiny", patience=self._patience, limits=self._limits)
         address = await self._stack.enter_async_context(listen(gateway))
         return House(gateway, engine, log, address, self._stack)
 
@@ -233,46 +241,49 @@ def memory_log() -> MemoryLog:
     return MemoryLog()
 
 
-class serve_answers:
-    """A server on a real port that answers every request by a function."""
-
-    def __init__(self, answer: Callable[[httpx.Request], httpx.Response]) -> None:
-        self._answer = answer
-
-    async def _serve(self, scope: Any, receive: Any, send: Any) -> None:
-        body, more = b"", True
-        while more:
-            message = await receive()
-            body, more = body + message["body"], message["more_body"]
-        made = self._answer(httpx.Request(scope["method"], f"http://script{scope['path']}", content=body, headers=scope["headers"]))
-        headers = [(name, value) for name, value in made.headers.raw if name.lower() != b"content-length"]
-        await send({"type": "http.response.start", "status": made.status_code, "headers": headers})
-        await send({"type": "http.response.body", "body": made.content})
-
-    async def __aenter__(self) -> str:
-        listener = socket.socket()
-        listener.bind(("127.0.0.1", 0))
-        config = uvicorn.Config(self._serve, interface="asgi3", lifespan="off", log_level="critical", timeout_graceful_shutdown=1)
-        self._server = uvicorn.Server(config)
-        self._server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]
-        self._task = asyncio.create_task(self._server.serve(sockets=[listener]))
-        while not self._server.started:  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
-        return f"http://127.0.0.1:{listener.getsockname()[1]}"
-
-    async def __aexit__(self, *_: object) -> None:
-        self._server.should_exit = True
-        await self._task
-
-
-@pytest.fixture
-def serve_script() -> type[serve_answers]:
-    return serve_answers
-
-
 HouseBuilder = Callable[..., build_house]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_house() -> HouseBuilder:
     return build_house
+
+
+class RunningHouse:
+    """A house in a thread of its own, for clients that block."""
+
+    def __init__(self, builder: build_house) -> None:
+        self._builder = builder
+
+    def __enter__(self) -> RunningHouse:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        self.house = self.wait(self._builder.__aenter__())
+        self.address = self.house.address
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.wait(self._builder.__aexit__())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def wait(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
+
+    async def rest(self) -> None:
+        """Wait until no request is being answered and no call is being made."""
+
+        def busy(task: asyncio.Task[Any]) -> bool:
+            return "run_asgi" in repr(task) or task.get_name().startswith("call ")
+
+        while self.house.gateway.in_flight or any(busy(task) for task in asyncio.all_tasks()):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture(scope="session")
+def running_house() -> Iterator[RunningHouse]:
+    with RunningHouse(build_house()) as running:
+        running.house.gateway.open("fuzz", sampling=Sampling())
+        yield running

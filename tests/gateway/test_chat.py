@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
+import httpx
+import openai
+import pytest
+
+from openforge.gateway.relay import Patience
 from openforge.gateway.text import encode
-from openforge.types import FinishReason
+from openforge.types import FinishReason, Sampling
 
 ASK = [{"role": "user", "content": "hello"}]
 TOOLS = [{"type": "function", "function": {"name": "add", "description": "adds", "parameters": {"type": "object"}}}]
@@ -80,3 +86,109 @@ async def test_tool_loop_continues_its_own_tokens(house):
     assert [m["role"] for m in two.request["messages"]] == ["tool", "tool"]
     assert "tools" in one.request
     assert "tools" not in two.request
+
+
+# --- known troubles of other gateways -----------------------------------------------------------------------------------------------------
+
+
+async def collect(client, **options):
+    """Text, reasoning, tool-call deltas and the last finish reason of a streamed reply."""
+    stream = await client.chat.completions.create(model="m", messages=ASK, tools=TOOLS, stream=True, **options)
+    choices = [chunk.choices[0] async for chunk in stream]
+    text = "".join(choice.delta.content or "" for choice in choices)
+    reasoning = "".join(getattr(choice.delta, "reasoning_content", None) or "" for choice in choices)
+    return text, reasoning, [call for choice in choices for call in choice.delta.tool_calls or []], choices[-1].finish_reason
+
+
+async def test_first_delta_of_a_tool_call_holds_index_id_and_name_and_the_reply_ends_with_tool_calls(house):
+    """opencode#7185, #1122, #7486, #1034: otherwise clients show calls as text and run nothing."""
+    house.say(TWO_CALLS)
+    text, _, deltas, finish = await collect(await house.client())
+    first = {delta.index: delta for delta in reversed(deltas)}
+    assert all(delta.id and delta.function.name == "add" for delta in first.values())
+    assert (text, finish) == ("Both.", "tool_calls")
+
+
+async def test_parallel_calls_have_indices_of_their_own_in_order(house):
+    """lobehub PR#11649, vllm#34322, #30439, #17614: otherwise clients add two calls up to one."""
+    house.say("\n".join(f'<tool_call>\n{{"name": "add", "arguments": {{"a": {a}}}}}\n</tool_call>' for a in range(5)))
+    _, _, deltas, _ = await collect(await house.client())
+    arguments = {}
+    for delta in deltas:
+        arguments[delta.index] = arguments.get(delta.index, "") + delta.function.arguments
+    assert [json.loads(arguments[index])["a"] for index in sorted(arguments)] == [0, 1, 2, 3, 4]
+
+
+async def test_silent_stream_is_kept_alive_by_what_clients_pass_over_and_ends_with_a_terminal_chunk(make_house):
+    """cline#5415: clients and proxies close a silent stream."""
+    async with make_house(patience=Patience(ping=0.02)) as house:
+        house.say("one two")
+        house.log.gate = asyncio.Event()
+        access = house.gateway.open("r1", sampling=Sampling())
+        async with (
+            httpx.AsyncClient(base_url=house.address) as http,
+            http.stream("POST", f"{access.path}/v1/chat/completions", json={"messages": ASK, "stream": True}) as answer,
+        ):
+            pings, lines = 0, []
+            async for line in answer.aiter_lines():
+                lines += [line.removeprefix("data: ")] if line.startswith("data: ") else []
+                pings += line.startswith(":")
+                if pings == 3:
+                    house.log.gate.set()
+        assert pings >= 3
+        assert lines[-1] == "[DONE]"
+        assert json.loads(lines[-2])["choices"][0]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_reasoning_is_never_in_the_text_also_before_a_forced_call(house, stream):
+    """sglang#22637, MiniMax-M2#14, qwen-code#3228; dynamo PR#11554: reasoning and a forced call come together."""
+    house.say(f"<think>\nhm\n</think>\n\n{TWO_CALLS}")
+    client = await house.client()
+    if stream:
+        text, reasoning, deltas, _ = await collect(client, tool_choice="required")
+        names = [delta.function.name for delta in deltas]
+    else:
+        reply = await client.chat.completions.create(model="m", messages=ASK, tools=TOOLS, tool_choice="required")
+        message = reply.choices[0].message
+        text, reasoning, names = message.content, message.reasoning_content, [call.function.name for call in message.tool_calls]
+    assert (text, reasoning, names) == ("Both.", "hm", ["add", "add"])
+
+
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning", "reasoning_text", None])
+async def test_reasoning_comes_back_under_whichever_name_the_client_uses(house, field):
+    """hermes-agent#75725, cline PR#7162: reasoning that is lost between the calls of one task makes the model worse."""
+    client = await house.client()
+    house.say(f"<think>\nhm\n</think>\n\n{TWO_CALLS}")
+    reply = (await client.chat.completions.create(model="m", messages=ASK, tools=TOOLS)).choices[0].message
+    echo = reply.model_dump(exclude_none=True)
+    reasoning = echo.pop("reasoning_content")
+    results = [{"role": "tool", "tool_call_id": call.id, "content": "3"} for call in reply.tool_calls]
+    messages = [*ASK, {**echo, **({field: reasoning} if field else {})}, *results]
+    await client.chat.completions.create(model="m", messages=messages, tools=TOOLS)
+    assert house.log.calls[1].fork is None
+    assert "<think>\nhm\n</think>" in house.engine.tokenizer.decode(house.engine.prompts[1], skip_special_tokens=False)
+
+
+@pytest.mark.parametrize("reply", [TWO_CALLS, "plain text", ""])
+async def test_every_sampled_token_of_a_streamed_reply_is_recorded_once(house, reply):
+    """vllm#27482, agent-lightning#262, #308: ids lost behind tool parsers or proxies, and empty samples trained on silently."""
+    house.say(reply)
+    await collect(await house.client())
+    [call] = house.log.calls
+    assert call.sampled == [*encode(house.engine.tokenizer, reply), house.engine.end]
+    assert len(call.logprobs) == len(call.versions) == len(call.sampled)
+
+
+@pytest.mark.parametrize("kind", ["image_url", "input_audio", "file", "unheard_of"])
+@pytest.mark.parametrize("role", ["user", "tool"])
+async def test_parts_that_are_not_text_are_refused_by_name(house, kind, role):
+    client = await house.client()
+    with pytest.raises(openai.BadRequestError, match=f"{kind}.*only text is"):
+        await client.chat.completions.create(model="m", messages=[{"role": role, "content": [{"type": kind, kind: {}}]}])
+
+
+async def test_tools_declared_the_old_way_are_refused_and_not_dropped(house):
+    client = await house.client()
+    with pytest.raises(openai.BadRequestError, match="declare them in 'tools'"):
+        await client.chat.completions.create(model="m", messages=ASK, functions=[{"name": "add"}])

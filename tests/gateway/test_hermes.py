@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from openforge.gateway.formats import load_format
 from openforge.gateway.formats.hermes_parser import HermesParser
+from openforge.gateway.formats.think_parser import ThinkParser
 from openforge.gateway.reply import Reply
 from openforge.gateway.text import encode, own_tokenizer
 from openforge.gateway.turn import Message, Tool, ToolCall
@@ -18,8 +19,12 @@ from openforge.types import UserError
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 
 
+def hermes_parser() -> ThinkParser:
+    return ThinkParser(HermesParser(), prefilled=False, call_open="<tool_call>")
+
+
 def parse(*pieces: str) -> Message:
-    parser, reply = HermesParser(), Reply()
+    parser, reply = hermes_parser(), Reply()
     for piece in pieces:
         reply.add(parser.feed(piece))
     reply.add(parser.finish())
@@ -68,7 +73,7 @@ def test_tools_preamble_is_short_and_holds_the_schema(tokenizer):
 
 
 def test_unknown_format_and_unfit_tokenizer_are_user_errors(tiny_tokenizer):
-    with pytest.raises(UserError, match="unknown format 'hermies'; known: hermes"):
+    with pytest.raises(UserError, match=r"unknown format 'hermies'; known: .*hermes"):
         load_format("hermies", tiny_tokenizer)
 
     class Bare:
@@ -205,7 +210,7 @@ def test_no_visible_character_is_lost(text):
 
 
 def test_text_streams_before_the_reply_ends_and_a_call_when_it_is_whole():
-    parser, reply = HermesParser(), Reply()
+    parser, reply = hermes_parser(), Reply()
     reply.add(parser.feed("Let me "))
     assert reply.message().content == "Let me "
     reply.add(parser.feed(f"see.\n{CALL}"))

@@ -127,7 +127,7 @@ def reply_events(draw):
     return events
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(events=reply_events(), finish=FINISHES, data=st.data())
 def test_stream_adds_up_to_the_plain_reply_in_the_sdk(events, finish, data):
     end = End(finish=finish[0], usage=USAGE, stop=finish[1])
@@ -147,7 +147,7 @@ CALL = '{"name": "add", "arguments": '
 PIECES = ["<think>", "</think>", "\n", "<tool_call>", "</tool_call>", CALL, '{"a": [1, "é"]}', "{}", "}", "hm", " "]
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.sampled_from(PIECES) | st.lists(st.integers(3, 590), max_size=4), max_size=14), st.integers(1, 40))
 @example(["<tool_call>", CALL, "{}", "}", "</tool_call>", "\n", "hm"], 40)
 async def test_any_sampled_tokens_stream_and_answer_the_same(house, pieces, limit):

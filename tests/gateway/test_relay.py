@@ -14,7 +14,7 @@ BODIES = {
     "/v1/messages": {"model": "m", "max_tokens": 50, "messages": [{"role": "user", "content": "hi"}], "stream": True},
     "/v1beta/models/m:streamGenerateContent?alt=sse": {"contents": [{"role": "user", "parts": [{"text": "hi"}]}]},
 }
-PINGS = {"/v1/messages": b"event: ping\n"}
+PINGS = {"/v1/messages": b"event: ping\n", "/v1beta/models/m:streamGenerateContent?alt=sse": b"\n"}
 
 
 @pytest.mark.parametrize("path", BODIES)

@@ -63,13 +63,6 @@ async def test_body_that_is_no_json_object_is_a_400(house, content):
     assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
 
 
-async def test_body_beyond_the_limit_is_a_413(house, monkeypatch):
-    monkeypatch.setattr("openforge.gateway.body.MAX_BODY_BYTES", 1000)
-    await house.client()
-    answer = await post(house, {"pad": "x" * 2000})
-    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
-
-
 async def test_content_parts_null_content_developer_role_and_unknown_fields_are_taken(house):
     client = await house.client()
     messages = [

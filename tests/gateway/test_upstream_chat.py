@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
+import anthropic
 import httpx
 import openai
 import pytest
@@ -16,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types.chat.chat_completion_chunk import ChoiceDeltaToolCall
 
+from openforge.coordinator import by_messages, lineages
 from openforge.gateway import Gateway, listen
 from openforge.gateway.reply import Reply
 from openforge.gateway.upstream import ChatApi, UpstreamBackend
@@ -87,6 +89,11 @@ async def test_the_reply_comes_through_as_it_is_sampled(front, house):
     assert call.first_token_at is not None
 
 
+def kinds(calls):
+    found = {id: lineage.kind for lineage in lineages(calls) for id in lineage.call_ids}
+    return {call.index: found[call.id] for call in calls}
+
+
 async def test_a_conversation_is_stored_as_parents_and_deltas(front, house):
     house.say(CALL)
     house.say("three")
@@ -111,6 +118,8 @@ async def test_a_conversation_is_stored_as_parents_and_deltas(front, house):
     said = {"role": "assistant", "content": "three"}
     await client.chat.completions.create(model="m", messages=[*history[:3], said, {"role": "user", "content": "go on"}], tools=TOOLS)
     assert (front.log.calls[3].parent_id, front.log.calls[3].fork) == (two.id, None)
+    # Known by their messages, the calls have the lineages that they have by their tokens.
+    assert kinds(by_messages(front.log.calls)) == kinds(house.log.calls)
 
 
 async def test_the_clients_own_parameters_are_passed_on(front, house):
@@ -199,6 +208,39 @@ async def test_an_upstream_that_is_not_there_is_a_502(memory_log, unused_tcp_por
         with pytest.raises(openai.InternalServerError) as missing:
             await client.chat.completions.create(model="m", messages=ASK)
     assert (missing.value.status_code, missing.value.code) == (502, "upstream_unreachable")
+
+
+async def test_a_client_of_another_dialect_gets_its_own(front, house):
+    house.say("<think>\nhm\n</think>\n\n" + CALL)
+    access = front.gateway.open("messages", sampling=None)
+    tool = {"name": "add", "description": "Add.", "input_schema": {"type": "object"}}
+    own = {"temperature": 0.5, "top_k": 3}
+    async with anthropic.AsyncAnthropic(base_url=front.address + access.path, api_key=access.api_key, max_retries=0) as client:
+        async with client.messages.stream(model="m", max_tokens=99, messages=ASK, tools=[tool], extra_body=own) as stream:
+            reply = await stream.get_final_message()
+        await house.gateway.close("teacher")
+        with pytest.raises(anthropic.InternalServerError) as refused:
+            await client.messages.create(model="m", max_tokens=9, messages=ASK)
+        with pytest.raises(anthropic.NotFoundError):
+            await client.messages.count_tokens(model="m", messages=ASK)
+    assert [block.type for block in reply.content] == ["thinking", "tool_use"]
+    assert (reply.content[1].input, reply.stop_reason) == ({"a": 1, "b": "x"}, "tool_use")
+    assert reply.usage.output_tokens == len(house.log.calls[0].sampled)
+    sampled = house.engine.samplings[0]
+    assert (sampled.temperature, sampled.top_k, sampled.max_tokens) == (0.5, 3, 99)
+    assert (refused.value.status_code, refused.value.body["type"]) == (502, "error")
+    assert [call.dialect for call in front.log.calls] == ["messages", "messages"]
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/completions", "/v1/files"])
+async def test_a_path_we_do_not_record_is_not_passed_on(scripted, path):
+    # rLLM's gateway hands such requests to its engine unrecorded.
+    script, front = scripted
+    access = front.gateway.open("front", sampling=None)
+    async with httpx.AsyncClient(base_url=front.address + access.path) as http:
+        answer = await http.post(path, json={"model": "m", "input": "x"})
+    assert (answer.status_code, answer.json()["error"]["type"]) == (404, "not_found_error")
+    assert not script.bodies
 
 
 # --- servers that are not gateways ---------------------------------------------------------------------------------------------------

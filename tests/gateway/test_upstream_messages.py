@@ -108,6 +108,31 @@ async def test_thoughts_text_and_calls_come_through(upstream):
     assert body["tools"] == [{"name": "add", "description": "Add.", "input_schema": {"type": "object"}}]
 
 
+async def test_a_gateway_can_be_the_upstream(house, memory_log):
+    house.say('<think>\nhm\n</think>\n\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>')
+    house.say("two")
+    below = house.gateway.open("teacher", sampling=None)
+    async with AsyncExitStack() as stack:
+        api = MessagesApi(house.address + below.path, below.api_key, "teacher-model")
+        stack.push_async_callback(api.close)
+        gateway = Gateway(UpstreamBackend(api), memory_log, model_name="teacher")
+        address = await stack.enter_async_context(listen(gateway))
+        access = gateway.open("r", sampling=None)
+        client = await stack.enter_async_context(openai.AsyncOpenAI(base_url=address + access.path + "/v1", api_key=access.api_key))
+        first = await client.chat.completions.create(model="m", messages=ASK, tools=TOOLS, temperature=0.5)
+        said = first.choices[0].message
+        result = {"role": "tool", "tool_call_id": said.tool_calls[0].id, "content": "1"}
+        history = [*ASK, said.model_dump(exclude_none=True), result]
+        second = await client.chat.completions.create(model="m", messages=history, tools=TOOLS)
+    assert (said.reasoning_content, json.loads(said.tool_calls[0].function.arguments)) == ("hm", {"a": 1})
+    assert second.choices[0].message.content == "two"
+    assert (first.usage.prompt_tokens, first.usage.completion_tokens) == (len(house.log.calls[0].delta), len(house.log.calls[0].sampled))
+    assert house.engine.samplings[0].temperature == 0.5
+    # Thought and all, the second prompt goes on literally behind the first reply.
+    assert [(call.parent_id, call.fork) for call in house.log.calls] == [(None, None), (house.log.calls[0].id, None)]
+    assert [(call.parent_id, call.fork) for call in memory_log.calls] == [(None, None), (memory_log.calls[0].id, None)]
+
+
 async def test_arguments_that_come_with_the_start_are_kept(upstream):
     # litellm#25321
     upstream.blocks = [tool_use(given={"a": 1})]

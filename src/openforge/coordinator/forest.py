@@ -1,12 +1,14 @@
 """The calls of a rollout as a forest: who hangs on whom, by what prompts really keep.
 
-Invariant: everything here follows from `parent_id`, `shared` and lengths; token ids are touched by `sequence` alone, and nothing looks at
-the order of arrival. Parents come before their children in `calls`.
+Invariant: everything here follows from `parent_id` and what a prompt keeps of its parent's sequence, counted in tokens, or in messages
+where an upstream API gave no tokens. Nothing looks at the order of arrival. Parents come before their children in `calls`.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Sequence
+from typing import Any
 
 from openforge.types import Call
 
@@ -33,8 +35,10 @@ class Forest:
                 self.depth[child], self.root[child] = self.depth[parent] + 1, self.root[parent]
 
         self.calls = {id: by_id[id] for id in sorted(by_id, key=lambda id: (self.depth[id], id))}
-        self.prompt_length = {id: call.shared + len(call.delta) for id, call in self.calls.items()}
-        self.length = {id: self.prompt_length[id] + len(call.sampled) for id, call in self.calls.items()}
+        self._is_text = not any(call.delta or call.sampled for call in calls)
+        self._shared = {id: call.request.get("messages_shared", 0) if self._is_text else call.shared for id, call in self.calls.items()}
+        self.prompt_length = {id: self._shared[id] + len(self._new(call)) for id, call in self.calls.items()}
+        self.length = {id: self.prompt_length[id] + len(self._reply(call)) for id, call in self.calls.items()}
         """Prompt and reply."""
         self.anchor: dict[str, str | None] = {}
         """The deepest ancestor of whose reply the prompt keeps at least a token; None when it keeps no reply at all."""
@@ -43,15 +47,19 @@ class Forest:
         self.anchored: dict[str, list[str]] = {id: [] for id in self.calls}
         """The calls of which this one is the anchor."""
         for id, call in self.calls.items():
-            assert call.shared <= (self.length[call.parent_id] if call.parent_id else 0), f"call {id} shares more than there is"
-            anchor, kept = call.parent_id, call.shared
+            assert self._shared[id] <= (self.length[call.parent_id] if call.parent_id else 0), f"call {id} shares more than there is"
+            anchor, kept = call.parent_id, self._shared[id]
             while anchor is not None and kept <= self.prompt_length[anchor]:
-                kept = min(kept, self.calls[anchor].shared)
+                kept = min(kept, self._shared[anchor])
                 anchor = self.calls[anchor].parent_id
             self.anchor[id] = anchor
             self.extends[id] = anchor is not None and kept == self.length[anchor]
             if anchor is not None:
                 self.anchored[anchor].append(id)
+
+    def has_tools(self, id: str) -> bool:
+        """Whether its prompt offers tools; only a root's record names them."""
+        return bool(self.calls[self.root[id]].request.get("tools"))
 
     def weights(self, leave_out: Collection[str]) -> dict[str, int]:
         """How many calls hang on each, itself included, not counting those left out."""
@@ -69,14 +77,27 @@ class Forest:
             path.append(anchor)
         return path[::-1]
 
+    def prompt(self, id: str) -> tuple[Any, ...]:
+        """What the call was made with: equal for calls with the same prompt."""
+        return tuple(self._joined(id)[: self.prompt_length[id]])
+
     def sequence(self, id: str) -> list[int]:
-        """Prompt and reply, put together along the explicit parents."""
+        """Token ids of prompt and reply, put together along the explicit parents."""
+        return [] if self._is_text else self._joined(id)
+
+    def _joined(self, id: str) -> list[Any]:
         line = [id]
         while (parent := self.calls[line[-1]].parent_id) is not None:
             line.append(parent)
-        tokens: list[int] = []
+        found: list[Any] = []
         for call in (self.calls[id] for id in reversed(line)):
-            del tokens[call.shared :]
-            tokens += call.delta
-            tokens += call.sampled
-        return tokens
+            del found[self._shared[call.id] :]
+            found += self._new(call)
+            found += self._reply(call)
+        return found
+
+    def _new(self, call: Call) -> list[Any]:
+        return [json.dumps(message, sort_keys=True) for message in call.request.get("messages", ())] if self._is_text else call.delta
+
+    def _reply(self, call: Call) -> list[Any]:
+        return [json.dumps(call.response, sort_keys=True)] if self._is_text else call.sampled

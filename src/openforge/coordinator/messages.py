@@ -15,8 +15,8 @@ from openforge.types import Call
 
 
 def by_messages(calls: Sequence[Call]) -> list[Call]:
-    """The calls of one rollout, those that an upstream API answered with ids of their messages."""
-    return [_stand_in(call) if call.upstream or (not call.delta and not call.shared) else call for call in calls]
+    """The calls of one rollout, those that an upstream API answered with ids of their messages. Counts of tokens have no messages."""
+    return [_stand_in(call) if "messages" in call.request and not call.delta and not call.shared else call for call in calls]
 
 
 def conversation(calls: Mapping[str, Call], id: str) -> list[dict[str, Any]]:
@@ -26,8 +26,8 @@ def conversation(calls: Mapping[str, Call], id: str) -> list[dict[str, Any]]:
         line.append(calls[parent])
     rows: list[dict[str, Any]] = []
     for call in reversed(line):
-        del rows[call.request["messages_shared"] :]
-        rows += [*call.request["messages"], call.response]
+        del rows[call.request.get("messages_shared", 0) :]
+        rows += [*call.request.get("messages", ()), call.response]
     return rows
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from openforge.coordinator.forest import Forest
-from openforge.coordinator.lineage import lineages_of
+from openforge.coordinator.threads import lineages_of
 from openforge.types import Call, FinishReason, LineageKind, MaskReason, Trajectory
 
 _MASKED_KINDS = {LineageKind.RETRY: MaskReason.RETRY, LineageKind.SIDE: MaskReason.SIDE}

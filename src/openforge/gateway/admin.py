@@ -83,8 +83,9 @@ class Admin:
         await asyncio.gather(*(self._end(id, Outcome.CANCELLED, "the gateway was stopped") for id in list(self._open)), *self._expiring)
 
     async def _mint(self, request: Request) -> Response:
+        """Open a rollout"""
         self._check(request)
-        asked = _read(await read_json(request) if await request.body() else {})
+        asked = _read(await read_json(request, self._gateway.limits) if await request.body() else {})
         sampling = asked.sampling or self._sampling
         # The id is part of the path, where any key passes: it must be as hard to guess as the key.
         rollout = Rollout(id=secrets.token_hex(16), task_id=asked.task_id, unit=-1, index=0, split="serve", started_at=time.time())
@@ -97,13 +98,16 @@ class Admin:
         return json_response({"id": rollout.id, "api_key": access.api_key, "base_urls": urls}, 201)
 
     async def _look(self, request: Request) -> Response:
+        """How a rollout stands"""
         self._check(request)
         id = request.path_params["id"]
         if id in self._open:
             return json_response({"id": id, "state": "open", **self._gateway.progress(id)})
         rollout = self._log.rollout(id)
-        if rollout is None or rollout.outcome is None:
+        if rollout is None:
             raise _unknown(id)
+        if rollout.outcome is None:
+            return json_response({"id": id, "state": "closing"})
         return json_response({"id": id, "state": "closed", "outcome": rollout.outcome, "detail": rollout.detail})
 
     async def _finish(self, request: Request) -> Response:
@@ -139,7 +143,7 @@ class Admin:
         task.add_done_callback(self._expiring.discard)
 
     def _check(self, request: Request) -> None:
-        if not secrets.compare_digest(api_key(request.headers).encode(), self._key.encode()):
+        if not secrets.compare_digest(api_key(request.headers, request.query_params).encode(), self._key.encode()):
             raise ApiError(401, "not the admin key", type="authentication_error", code="invalid_admin_key")
 
 

@@ -30,8 +30,11 @@ class Generation(Protocol):
     sampled: list[SampledToken]
     """Empty where an upstream API gives text only."""
     first_token_at: float | None
-    upstream: dict[str, Any]
-    """What that API told of the reply (see `types.Call`); complete when `run` has ended."""
+
+    @property
+    def upstream(self) -> dict[str, Any]:
+        """What that API told of the reply (see `types.Call`); complete when `run` has ended."""
+        ...
 
     async def run(self, emit: Emit) -> End:
         """Produce the reply. Raises what the engine raises; cancellation stops the engine.

@@ -6,19 +6,22 @@ Invariant: a request belongs to exactly one open rollout. A key of one rollout o
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 import msgspec
 
 from openforge.gateway.dialects.base import ApiError
 from openforge.types import Speaker
 
+NO_QUERY: Mapping[str, str] = MappingProxyType({})
 
-def identify(path_rollout: str | None, headers: Mapping[str, str], keys: Mapping[str, str]) -> str:
+
+def identify(path_rollout: str | None, headers: Mapping[str, str], keys: Mapping[str, str], query: Mapping[str, str] = NO_QUERY) -> str:
     """The rollout's id. `keys` maps API key to open rollout. Raises ApiError 401 (no such key) or 403 (path and key disagree).
 
     On a path any unknown key passes: many agents insist on sending a made-up one.
     """
-    owner = keys.get(api_key(headers))
+    owner = keys.get(api_key(headers, query))
     if path_rollout is None:
         if owner is None:
             raise ApiError(401, "unknown API key: no open rollout has it", type="authentication_error", code="invalid_api_key")
@@ -28,10 +31,12 @@ def identify(path_rollout: str | None, headers: Mapping[str, str], keys: Mapping
     return path_rollout
 
 
-def api_key(headers: Mapping[str, str]) -> str:
-    """The key in whichever header the client's dialect puts it; "" where there is none."""
+def api_key(headers: Mapping[str, str], query: Mapping[str, str]) -> str:
+    """The key from wherever the client's dialect puts it; "" where there is none."""
     bearer = headers.get("authorization", "")
-    return bearer[7:].strip() if bearer[:7].lower() == "bearer " else headers.get("x-api-key") or headers.get("x-goog-api-key", "")
+    if bearer[:7].lower() == "bearer ":
+        return bearer[7:].strip()
+    return headers.get("x-api-key") or headers.get("x-goog-api-key") or query.get("key", "")
 
 
 SESSIONS = ("x-claude-code-session-id", "session-id", "session_id", "conversation_id", "x-session-id")
@@ -51,9 +56,9 @@ PURPOSES = {
 def speaker(headers: Mapping[str, str]) -> Speaker:
     """What the client says of itself.
 
-    Claude Code names its session on every request, and a sub-agent and the agent that started it on theirs (2.1.139 and later). Codex names the
-    session and the thread, which differ in a sub-agent; older versions, and OpenCode, give a sub-agent a session of its own and name its
-    parent. The purpose comes from Claude Code's hint headers, Codex's sub-agent header or its turn metadata.
+    Claude Code names its session on every request, and a sub-agent and the agent that started it on theirs (2.1.139 and later). Codex
+    names the session and the thread, which differ in a sub-agent; older versions, and OpenCode, give a sub-agent a session of its own
+    and name its parent. The purpose comes from Claude Code's hint headers, Codex's sub-agent header or its turn metadata.
     """
     session, parent = _first(headers, SESSIONS), _first(headers, PARENTS)
     thread = headers.get("thread-id") or session

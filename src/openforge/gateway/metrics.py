@@ -34,6 +34,7 @@ class GatewayMetrics:
         self._calls = counter("calls", "Calls recorded", "dialect", "finish")
         self._forks = counter("forks", "Calls that do not simply go on from an earlier one", "reason")
         self._retries = counter("client_retries", "Calls that a client's SDK marked as a retry")
+        self._replays = counter("replays", "Requests answered with an earlier call's reply")
         self._prompt = counter("prompt_tokens", "Tokens of prompts")
         self._cached = counter("cached_tokens", "Of these, tokens that earlier calls held already")
         self._sampled = counter("sampled_tokens", "Tokens of replies")
@@ -58,10 +59,14 @@ class GatewayMetrics:
         if call.first_token_at is not None:
             self._first_token.observe(max(0.0, call.first_token_at - call.started_at))
 
+    def replayed(self) -> None:
+        self._replays.inc()
+
     def refused(self, status: int) -> None:
         self._errors.labels(status).inc()
 
     async def page(self, request: Request) -> Response:
+        """What happened so far, for Prometheus"""
         return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_LATEST)
 
 

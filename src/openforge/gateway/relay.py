@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from openforge.gateway.body import json_response
+from openforge.gateway.body import error_response, json_response
 from openforge.gateway.dialects.base import ApiError, Dialect, ReplyHead, StreamWriter
 from openforge.gateway.recorder import Failed, Finished, RecorderEvent, Source, Started
 from openforge.gateway.turn import Turn
@@ -113,7 +113,7 @@ class Relay(Response):
         self._sending_since, self._last_sent = None, loop.time()
 
     def _error(self, error: ApiError) -> Response:
-        return json_response(self._dialect.error(error), error.status)
+        return error_response(self._dialect, error)
 
 
 def _piece(writer: StreamWriter, event: RecorderEvent | Silence) -> list[bytes]:

@@ -25,12 +25,15 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from openforge.gateway.backend import Backend
-from openforge.gateway.body import json_response, read_json
-from openforge.gateway.dialects import DIALECTS, Dialect
+from openforge.gateway.body import error_response, json_response, read_json
+from openforge.gateway.connection import guarded
+from openforge.gateway.dialects import DIALECTS, Dialect, dialect_of
 from openforge.gateway.dialects.base import ApiError, ReplyHead, Target
 from openforge.gateway.identity import identify, speaker
+from openforge.gateway.limits import Limits
 from openforge.gateway.metrics import CountErrors, GatewayMetrics
 from openforge.gateway.normaliser import normalise
+from openforge.gateway.openapi import describe
 from openforge.gateway.recorder import Recorder, Source
 from openforge.gateway.relay import Patience, Relay
 from openforge.gateway.retries import Replay, request_key
@@ -49,14 +52,25 @@ class Access:
 
 
 class Gateway:
-    def __init__(self, backend: Backend, log: CallLog, *, model_name: str, patience: Patience = Patience()) -> None:  # noqa: B008 (frozen)
+    def __init__(
+        self,
+        backend: Backend,
+        log: CallLog,
+        *,
+        model_name: str,
+        patience: Patience = Patience(),  # noqa: B008 (frozen)
+        limits: Limits = Limits(),  # noqa: B008 (frozen)
+    ) -> None:
         self.fault: Exception | None = None
         """Why the log failed, once it has."""
         self.context_length = backend.context_length
         self._backend = backend
         self._log = log
         self._model_name = model_name
-        self._patience = patience
+        self.patience = patience
+        self.limits = limits
+        self.in_flight = 0
+        """Calls being made, those of rollouts that are closing included."""
         self._sessions: dict[str, Session] = {}
         self._keys: dict[str, str] = {}
         self.metrics = GatewayMetrics(open_rollouts=lambda: self.open_rollouts, in_flight=lambda: self.in_flight)
@@ -92,11 +106,6 @@ class Gateway:
     def open_rollouts(self) -> int:
         return len(self._sessions)
 
-    @property
-    def in_flight(self) -> int:
-        """Calls of all open rollouts."""
-        return sum(len(session.in_flight) for session in self._sessions.values())
-
     def progress(self, rollout_id: str) -> dict[str, int]:
         """Counts of an open rollout."""
         session = self._sessions[rollout_id]
@@ -119,6 +128,7 @@ class Gateway:
         plan = session.splicer.plan(turn.messages, turn.tools)
         key = request_key(plan, turn, dialect)
         if (answer := session.answers.find(key, stream=turn.stream, retry=speaker.retry)) is not None:
+            self.metrics.replayed()
             return Replay(answer)
         turn = session.noted(turn, plan, changes)
         session.splicer.begin(plan)
@@ -128,12 +138,14 @@ class Gateway:
         except BaseException:
             session.splicer.forget(plan)
             raise
+        self.in_flight += 1
         session.began(recorder, changes, key, stream=turn.stream, retry=speaker.retry)
         return recorder
 
     def _record(self, session: Session, plan: Plan, turn: Turn, dialect: str, speaker: Speaker) -> Recorder:
         self._check()
         self._check_open(session)
+        self._check_load(session)
         room = session.room(plan)
         index = session.started
         session.started += 1
@@ -141,6 +153,7 @@ class Gateway:
         def ended(recorder: Recorder, call: Call | None, error: Exception | None) -> None:
             if error is not None and not isinstance(error, PromptTooLong):
                 self.fault = self.fault or error
+            self.in_flight -= 1
             session.ended(recorder, call, error, room=room)
             if call is not None:
                 self.recorded += 1
@@ -200,10 +213,20 @@ class Gateway:
         if self.fault is not None:
             raise ApiError(503, f"calls can no longer be recorded: {self.fault}", type="server_error", code="not_recorded")
 
+    def _check_load(self, session: Session) -> None:
+        for who, calls, limit in (
+            ("gateway", self.in_flight, self.limits.calls),
+            ("rollout", len(session.in_flight), self.limits.calls_per_rollout),
+        ):
+            if calls >= limit:
+                message = f"the {who} has {calls} calls in flight; try again later"
+                raise ApiError(429, message, type="rate_limit_error", code="too_many_calls", headers={"retry-after": "1"})
+
     # --- HTTP ---------------------------------------------------------------------------------------------------------------------------
 
     def _routes(self) -> Starlette:
-        routes = [Route("/health", self._health), Route("/metrics", self.metrics.page)]
+        routes = [Route(path, self._root) for path in ("/", "/r/{rollout}", "/r/{rollout}/")]
+        routes += [Route("/health", self._health), Route("/metrics", self.metrics.page), Route("/openapi.json", self._openapi)]
         for prefix in ("", "/r/{rollout}"):
             routes.append(Route(f"{prefix}/v1/models", self._models))
             for dialect in DIALECTS:
@@ -212,11 +235,11 @@ class Gateway:
         return Starlette(
             routes=routes,
             middleware=[Middleware(CountErrors, metrics=self.metrics)],
-            exception_handlers={HTTPException: _http_error, ApiError: _api_error},
+            exception_handlers={HTTPException: _http_error, ApiError: _api_error, Exception: _bug},
         )
 
     def _session(self, request: Request) -> Session:
-        rollout_id = identify(request.path_params.get("rollout"), request.headers, self._keys)
+        rollout_id = identify(request.path_params.get("rollout"), request.headers, self._keys, request.query_params)
         session = self._sessions.get(rollout_id)
         if session is None:
             raise _not_open(rollout_id)
@@ -230,12 +253,12 @@ class Gateway:
         async def post(request: Request) -> Response:
             try:
                 session = self._session(request)
-                turn = dialect.read(await read_json(request), _target(request, path))
+                turn = dialect.read(await read_json(request, self.limits), _target(request, path))
                 source = await self.start(session, turn, dialect.name, speaker(request.headers))
             except ApiError as error:
-                return json_response(dialect.error(error), error.status)
+                return error_response(dialect, error)
             head = ReplyHead(id=source.id, model=self._model_name, usage=source.usage)
-            return Relay(source, dialect, turn, head, self._patience)
+            return Relay(source, dialect, turn, head, self.patience)
 
         return post
 
@@ -243,20 +266,30 @@ class Gateway:
         async def post(request: Request) -> Response:
             try:
                 session = self._session(request)
-                turn = dialect.read(await read_json(request), _target(request, path))
+                turn = dialect.read(await read_json(request, self.limits), _target(request, path))
                 tokens = await self.count(session, turn, dialect.name, speaker(request.headers))
             except ApiError as error:
-                return json_response(dialect.error(error), error.status)
+                return error_response(dialect, error)
             return json_response(dialect.count(tokens))
 
         return post
 
+    async def _root(self, request: Request) -> Response:
+        """Whether anyone is here: agents ask before their first call"""
+        return json_response({"service": "openforge gateway", "description": "/openapi.json"})
+
+    async def _openapi(self, request: Request) -> Response:
+        """This description"""
+        return json_response(describe(self.app.routes))
+
     async def _models(self, request: Request) -> Response:
+        """The one model"""
         self._session(request)
         model = {"id": self._model_name, "object": "model", "created": 0, "owned_by": "openforge"}
         return json_response({"object": "list", "data": [model]})
 
     async def _health(self, request: Request) -> Response:
+        """Whether calls can be recorded, and how many rollouts are open"""
         if self.fault is not None:
             return json_response({"status": "failed", "fault": str(self.fault)}, 503)
         return json_response({"status": "ok", "open_rollouts": len(self._sessions)})
@@ -272,14 +305,18 @@ def _target(request: Request, path: str) -> Target:
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return await _api_error(
-        request, ApiError(error.status_code, f"{error.detail}: {request.method} {request.url.path}", type="not_found_error")
-    )
+    kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"
+    message = f"{error.detail}: {request.method} {request.url.path}"
+    return await _api_error(request, ApiError(error.status_code, message, type=kind, headers=error.headers or {}))
 
 
 async def _api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return json_response(DIALECTS[0].error(error), error.status)
+    return error_response(dialect_of(request.url.path), error)
+
+
+async def _bug(request: Request, error: Exception) -> Response:
+    return await _api_error(request, ApiError(500, "the gateway failed; its log says why", type="server_error", code="internal_error"))
 
 
 class _Server(uvicorn.Server):
@@ -299,18 +336,25 @@ async def listen(gateway: Gateway, host: str = "127.0.0.1", port: int = 0) -> As
     # asyncio turns Nagle's algorithm off only on sockets that say they are TCP; with it small replies wait 40 ms for an acknowledgement.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        # A whole reply lies in the socket's buffer for as long as its client takes nothing: the kernel gives up on it, as the relay does.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(gateway.patience.stall * 1000))
     try:
         listener.bind((host, port))
         listener.listen(2048)
     except OSError as error:
         listener.close()
         reason = error.strerror or str(error)
-        raise UserError(f"gateway: cannot listen on {host}:{port}: {reason}; choose another gateway.port (0 takes a free one)") from None
+        raise UserError(
+            f"gateway: cannot listen on {host}:{port}: {reason}; choose another port (gateway.port in a run file; 0 takes a free one)"
+        ) from None
     name = f"[{host}]" if family == socket.AF_INET6 else host
     # Agents pause for minutes between calls on pooled connections; a short keep-alive would close one just as it is used again.
     config = uvicorn.Config(
-        gateway.app, lifespan="off", log_level="warning", access_log=False, timeout_keep_alive=3600, timeout_graceful_shutdown=5
+        gateway.app, lifespan="off", ws="none", log_level="warning", access_log=False, timeout_keep_alive=3600, timeout_graceful_shutdown=5
     )
+    config.load()
+    config.http_protocol_class = guarded(config.http_protocol_class, gateway.limits)
     server = _Server(config)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:

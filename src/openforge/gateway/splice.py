@@ -216,7 +216,7 @@ class Splicer:
 
 
 def _best(nodes: Sequence[Node], echo: Message) -> Node:
-    """Of several calls with the same messages and the same reply: the one whose tool-call ids came back, or whose reasoning, else the last."""
+    """Of several calls with the same messages and the same reply: the one whose tool-call ids or reasoning came back, else the last."""
     ids = tuple(call.id for call in echo.tool_calls)
     reasoning = reasoning_key(echo) if echo.reasoning.strip() else None
     return max(reversed(nodes), key=lambda node: (bool(ids) and node.tool_call_ids == ids, node.reasoning == reasoning))

@@ -165,7 +165,7 @@ def show_call(store: Store, directory: Path, call: Call, console: Console, *, as
             _section(console, "reply", full["sampled_text"])
         else:
             for message in conversation(calls, call.id):
-                _section(console, message["role"], _text(message))
+                _section(console, message.get("role", "reply"), _text(message))
 
 
 def _row(call: Call, kind: LineageKind) -> CallRow:
@@ -207,7 +207,7 @@ def _tokenizer(directory: Path) -> Any:
 
 def _text(message: Mapping[str, Any]) -> str:
     calls = [f"{call['name']}({call['arguments']})" for call in message.get("tool_calls", ())]
-    return "\n".join(filter(None, [message.get("reasoning"), message["content"], *calls]))
+    return "\n".join(filter(None, [message.get("reasoning"), message.get("content"), *calls]))
 
 
 def _section(console: Console, title: str, text: str) -> None:

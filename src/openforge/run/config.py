@@ -32,7 +32,7 @@ class ModelSettings(Settings):
     path: str
     """A Hugging Face folder, or the id of a model on the hub."""
     format: str | None = None
-    """How the model writes messages and tool calls (`hermes`); by default what its chat template shows."""
+    """How the model writes messages and tool calls (see formats.md); by default what its chat template shows."""
 
 
 class RolloutSettings(Settings):

@@ -82,17 +82,17 @@ async def _serve(settings: ServeSettings, run_dir: RunDir, console: Console) -> 
         stack.enter_context(run_dir.lock())
         store = stack.enter_context(Store.open(run_dir.database))
         await store.recover()
-        backend = await stack.enter_async_context(_backend(settings))
+        backend = await stack.enter_async_context(open_backend(settings))
         gateway = Gateway(backend, store, model_name=settings.name)
         spoken = {dialect.name for dialect in DIALECTS}
-        paths = {dialect: path for dialect, path in BASE_PATHS.items() if dialect in spoken}
+        paths: dict[str, str] = {dialect: path for dialect, path in BASE_PATHS.items() if dialect in spoken}
         # An API of text gets the clients' own sampling parameters; an engine of ours knows none but those of the rollout.
         sampling = None if settings.upstream else Sampling(max_tokens=UNLIMITED)
         admin = Admin(gateway, store, key=key, base_paths=paths, sampling=sampling)
         address = await stack.enter_async_context(listen(gateway, host=settings.host, port=settings.port))
         stack.push_async_callback(admin.close)
         console.print(f"Serving {settings.name} at {address}, recording into {run_dir.path}", highlight=False, soft_wrap=True)
-        if ADMIN_KEY not in os.environ:
+        if not os.environ.get(ADMIN_KEY):
             console.print(f"Admin key (set {ADMIN_KEY} to choose it): {key}", highlight=False, soft_wrap=True)
         await _watch(gateway, store, stop, console)
     console.print("Stopped; everything recorded is kept.", highlight=False)
@@ -117,7 +117,8 @@ async def _watch(gateway: Gateway, store: Store, stop: asyncio.Event, console: C
 
 
 @asynccontextmanager
-async def _backend(settings: ServeSettings) -> AsyncIterator[Backend]:
+async def open_backend(settings: ServeSettings) -> AsyncIterator[Backend]:
+    """What answers. Raises UserError where it cannot be had."""
     if settings.upstream is not None:
         from openforge.gateway.upstream import APIS, UpstreamBackend
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from openforge.gateway.reply import End, Reply, ReplyEvent, Usage
@@ -17,13 +18,17 @@ from openforge.gateway.turn import Turn
 class ApiError(Exception):
     """An answer that is not a reply; each dialect has its own shape for it."""
 
-    def __init__(self, status: int, message: str, *, type: str, code: str | None = None) -> None:
-        """`type`: in OpenAI's words (`invalid_request_error`, `authentication_error`, `not_found_error`, `server_error`, …)."""
+    def __init__(
+        self, status: int, message: str, *, type: str, code: str | None = None, headers: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        """`type`: in OpenAI's words (`invalid_request_error`, `authentication_error`, `not_found_error`, `server_error`, …).
+        `headers`: the answer's own, beside those of every answer."""
         super().__init__(message)
         self.status = status
         self.message = message
         self.type = type
         self.code = code
+        self.headers = headers
 
 
 class BadRequest(ApiError, ValueError):

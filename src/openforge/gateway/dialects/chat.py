@@ -1,7 +1,7 @@
 """OpenAI Chat Completions (platform.openai.com/docs/api-reference/chat), streamed and plain.
 
 Invariant: what a field means is either obeyed, or recorded and ignored, or refused with a 400 (several choices, images); never half done.
-Reasoning travels as `reasoning_content`, and is read back from that or from `reasoning`.
+Reasoning travels as `reasoning_content`, and is read back from that, `reasoning` or `reasoning_text`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from openforge.gateway.reply import End, ReasoningDelta, Reply, ReplyEvent, Text
 from openforge.gateway.turn import Message, Role, Tool, ToolCall, Turn
 from openforge.types import FinishReason
 
-ROLES: dict[object, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-KNOWN = {"role", "content", "name", "tool_call_id", "tool_calls", "reasoning", "reasoning_content"}
+ROLES: dict[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+REASONING = ("reasoning_content", "reasoning", "reasoning_text")
+"""Clients' names for it; the first is ours."""
+KNOWN = {"role", "content", "name", "tool_call_id", "tool_calls", *REASONING}
 
 
 class Chat:
@@ -29,6 +31,8 @@ class Chat:
     def read(self, body: dict[str, Any], target: Target) -> Turn:
         if body.get("n") not in (None, 1):
             raise BadRequest("'n' must be 1: every reply is one recorded sample; send several requests instead")
+        if body.get("functions"):
+            raise BadRequest("'functions' is not supported: declare them in 'tools'")
         fields = {key: value for key, value in body.items() if key not in ("messages", "tools")}
         return Turn(
             messages=read_messages(body.get("messages")),
@@ -118,16 +122,17 @@ def read_tools(value: object) -> tuple[Tool, ...]:
 
 
 def _message(row: dict[str, Any], where: str) -> Message:
-    role = ROLES.get(row.get("role"))
+    name = read_string(row, "role", where)
+    role = ROLES.get(name)
     if role is None:
-        raise BadRequest(f"{where}.role: {row.get('role')!r} is not one of: {', '.join(map(str, ROLES))}")
+        raise BadRequest(f"{where}.role: {name!r} is not one of: {', '.join(ROLES)}")
     calls = row.get("tool_calls") or []
     if not isinstance(calls, list) or (calls and role != "assistant"):
         raise BadRequest(f"{where}.tool_calls must be an array, in an assistant message")
     return Message(
         role=role,
         content=_text(row.get("content"), f"{where}.content"),
-        reasoning=read_string(row, "reasoning_content", where) or read_string(row, "reasoning", where),
+        reasoning=next((text for key in REASONING if (text := read_string(row, key, where))), ""),
         tool_calls=tuple(_tool_call(read_object(call, f"{where}.tool_calls"), f"{where}.tool_calls[{i}]") for i, call in enumerate(calls)),
         tool_call_id=read_string(row, "tool_call_id", where) or None,
         name=read_string(row, "name", where) or None,

@@ -5,6 +5,7 @@ Invariant: nothing here knows a dialect.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -50,3 +51,8 @@ def read_strings(value: object, where: str) -> tuple[str, ...]:
     if not isinstance(values, list) or not all(isinstance(each, str) for each in values):
         raise BadRequest(f"{where} must be a string or an array of strings")
     return tuple(each for each in values if each)
+
+
+def camel_case(row: dict[str, Any]) -> dict[str, Any]:
+    """The same fields with snake_case names in camelCase; values are not looked into."""
+    return {re.sub("_([a-z])", lambda found: found[1].upper(), key) if "_" in key else key: value for key, value in row.items()}

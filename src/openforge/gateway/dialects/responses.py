@@ -6,7 +6,6 @@ before the next is added, `sequence_number` rises by one, and exactly one termin
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from openforge.gateway.dialects import sse
@@ -15,7 +14,7 @@ from openforge.gateway.dialects.responses_items import Event, ItemMaker, OutputI
 from openforge.gateway.dialects.responses_read import read_turn
 from openforge.gateway.dialects.responses_tools import write_tools
 from openforge.gateway.reply import End, Reply, ReplyEvent, ToolCallDelta, Usage
-from openforge.gateway.turn import ToolCall, Turn
+from openforge.gateway.turn import Turn
 from openforge.types import FinishReason
 
 ECHOED = {
@@ -25,7 +24,6 @@ ECHOED = {
     "prompt_cache_key": None,
     "reasoning": None,
     "safety_identifier": None,
-    "store": False,
     "text": {"format": {"type": "text"}},
     "tool_choice": "auto",
     "truncation": "disabled",
@@ -45,10 +43,9 @@ class Responses:
     def whole(self, head: ReplyHead, turn: Turn, reply: Reply, end: End) -> dict[str, Any]:
         maker = ItemMaker(head, turn)
         items: list[OutputItem] = []
-        for part in reply.parts():
-            items.append(maker.make(part))
-            for _ in items[-1].add(part.arguments if isinstance(part, ToolCall) else part.text):
-                pass
+        for event in reply.events():
+            items.append(maker.make(event))
+            items[-1].add(_text(event))
         status = _status(end)
         output = [item.row("completed") for item in items[:-1]] + [item.row(status) for item in items[-1:]]
         return _response(head, turn, status, output, usage=end.usage)
@@ -82,13 +79,12 @@ class ResponsesWriter:
 
     def delta(self, event: ReplyEvent) -> bytes:
         part = event.index if isinstance(event, ToolCallDelta) else type(event)
-        text = event.arguments if isinstance(event, ToolCallDelta) else event.text
         before = b""
         if self._open is None or self._open[0] != part:
             before = self._finish("completed") + self._begin(part, self._maker.make(event))
         assert self._open is not None
         item = self._open[1]
-        return before + self._events(item, item.add(text))
+        return before + self._events(item, item.add(_text(event)))
 
     def ping(self) -> bytes:
         return sse.COMMENT
@@ -117,13 +113,17 @@ class ResponsesWriter:
         self._open = None
         return last + done
 
-    def _events(self, item: OutputItem, events: Iterable[Event]) -> bytes:
+    def _events(self, item: OutputItem, events: list[Event]) -> bytes:
         where = {"item_id": item.id, "output_index": len(self._output)}
         return b"".join(self._event(type, **where, **fields) for type, fields in events)
 
     def _event(self, type: str, **fields: Any) -> bytes:
         self._sequence += 1
         return sse.event({"type": type, "sequence_number": self._sequence - 1, **fields}, type)
+
+
+def _text(event: ReplyEvent) -> str:
+    return event.arguments if isinstance(event, ToolCallDelta) else event.text
 
 
 def _status(end: End) -> str:

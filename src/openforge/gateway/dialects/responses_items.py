@@ -5,12 +5,11 @@ Invariant: an item has one id for life, and its row depends only on what was add
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, Protocol
 
 from openforge.gateway.dialects.base import ReplyHead
 from openforge.gateway.dialects.responses_tools import own_name, unwrap_input
-from openforge.gateway.reply import ReasoningDelta, ReplyEvent, ReplyPart, TextDelta
+from openforge.gateway.reply import ReasoningDelta, ReplyEvent, TextDelta
 from openforge.gateway.turn import Turn
 
 Event = tuple[str, dict[str, Any]]
@@ -24,11 +23,11 @@ class OutputItem(Protocol):
         """The item as it stands."""
         ...
 
-    def begin(self) -> Iterator[Event]: ...
+    def begin(self) -> list[Event]: ...
 
-    def add(self, text: str) -> Iterator[Event]: ...
+    def add(self, text: str) -> list[Event]: ...
 
-    def end(self) -> Iterator[Event]: ...
+    def end(self) -> list[Event]: ...
 
 
 class ReasoningItem:
@@ -45,17 +44,19 @@ class ReasoningItem:
         sealed = {"encrypted_content": self.id} if self._sealed else {}
         return {"type": "reasoning", "id": self.id, "status": status, "summary": summary, **sealed}
 
-    def begin(self) -> Iterator[Event]:
-        yield "response.reasoning_summary_part.added", {"summary_index": 0, "part": self._part("")}
+    def begin(self) -> list[Event]:
+        return [("response.reasoning_summary_part.added", {"summary_index": 0, "part": self._part("")})]
 
-    def add(self, text: str) -> Iterator[Event]:
+    def add(self, text: str) -> list[Event]:
         self._texts.append(text)
-        yield "response.reasoning_summary_text.delta", {"summary_index": 0, "delta": text}
+        return [("response.reasoning_summary_text.delta", {"summary_index": 0, "delta": text})]
 
-    def end(self) -> Iterator[Event]:
+    def end(self) -> list[Event]:
         text = "".join(self._texts)
-        yield "response.reasoning_summary_text.done", {"summary_index": 0, "text": text}
-        yield "response.reasoning_summary_part.done", {"summary_index": 0, "part": self._part(text)}
+        return [
+            ("response.reasoning_summary_text.done", {"summary_index": 0, "text": text}),
+            ("response.reasoning_summary_part.done", {"summary_index": 0, "part": self._part(text)}),
+        ]
 
     def _part(self, text: str) -> dict[str, Any]:
         return {"type": "summary_text", "text": text}
@@ -70,17 +71,19 @@ class MessageItem:
         content = [self._part("".join(self._texts))] if self._texts else []
         return {"type": "message", "id": self.id, "status": status, "role": "assistant", "content": content}
 
-    def begin(self) -> Iterator[Event]:
-        yield "response.content_part.added", {"content_index": 0, "part": self._part("")}
+    def begin(self) -> list[Event]:
+        return [("response.content_part.added", {"content_index": 0, "part": self._part("")})]
 
-    def add(self, text: str) -> Iterator[Event]:
+    def add(self, text: str) -> list[Event]:
         self._texts.append(text)
-        yield "response.output_text.delta", {"content_index": 0, "delta": text, "logprobs": []}
+        return [("response.output_text.delta", {"content_index": 0, "delta": text, "logprobs": []})]
 
-    def end(self) -> Iterator[Event]:
+    def end(self) -> list[Event]:
         text = "".join(self._texts)
-        yield "response.output_text.done", {"content_index": 0, "text": text, "logprobs": []}
-        yield "response.content_part.done", {"content_index": 0, "part": self._part(text)}
+        return [
+            ("response.output_text.done", {"content_index": 0, "text": text, "logprobs": []}),
+            ("response.content_part.done", {"content_index": 0, "part": self._part(text)}),
+        ]
 
     def _part(self, text: str) -> dict[str, Any]:
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
@@ -95,15 +98,15 @@ class FunctionCallItem:
     def row(self, status: str) -> dict[str, Any]:
         return {"type": "function_call", "id": self.id, "status": status, **self._head, "arguments": "".join(self._texts)}
 
-    def begin(self) -> Iterator[Event]:
-        return iter(())
+    def begin(self) -> list[Event]:
+        return []
 
-    def add(self, text: str) -> Iterator[Event]:
+    def add(self, text: str) -> list[Event]:
         self._texts.append(text)
-        yield "response.function_call_arguments.delta", {"delta": text}
+        return [("response.function_call_arguments.delta", {"delta": text})]
 
-    def end(self) -> Iterator[Event]:
-        yield "response.function_call_arguments.done", {"name": self._head["name"], "arguments": "".join(self._texts)}
+    def end(self) -> list[Event]:
+        return [("response.function_call_arguments.done", {"name": self._head["name"], "arguments": "".join(self._texts)})]
 
 
 class CustomCallItem(FunctionCallItem):
@@ -112,14 +115,13 @@ class CustomCallItem(FunctionCallItem):
     def row(self, status: str) -> dict[str, Any]:
         return {"type": "custom_tool_call", "id": self.id, "status": status, **self._head, "input": self._input()}
 
-    def add(self, text: str) -> Iterator[Event]:
+    def add(self, text: str) -> list[Event]:
         self._texts.append(text)
-        return iter(())
+        return []
 
-    def end(self) -> Iterator[Event]:
+    def end(self) -> list[Event]:
         text = self._input()
-        yield "response.custom_tool_call_input.delta", {"delta": text}
-        yield "response.custom_tool_call_input.done", {"input": text}
+        return [("response.custom_tool_call_input.delta", {"delta": text}), ("response.custom_tool_call_input.done", {"input": text})]
 
     def _input(self) -> str:
         return unwrap_input("".join(self._texts))
@@ -134,8 +136,8 @@ class ItemMaker:
         self._sealed = "reasoning.encrypted_content" in (turn.fields.get("include") or ())
         self._made = 0
 
-    def make(self, first: ReplyEvent | ReplyPart) -> OutputItem:
-        """An empty item for the part of the reply that `first` begins, or is."""
+    def make(self, first: ReplyEvent) -> OutputItem:
+        """An empty item for the part of the reply that `first` begins."""
         if isinstance(first, TextDelta):
             return MessageItem(self._id("msg"))
         if isinstance(first, ReasoningDelta):

@@ -120,8 +120,9 @@ def _message(item: Item, where: str) -> Message:
 
 def _reasoning(item: Item, where: str) -> Message:
     """The reasoning itself where the item has it, else its summary, which is all of it in what we send."""
-    parts = item.get("content") or item.get("summary") or []
-    texts = [read_string(read_object(part, where), "text", where) for part in read_array(parts, where)]
+    key = "content" if item.get("content") else "summary"
+    where = f"{where}.{key}"
+    texts = [read_string(read_object(part, where), "text", where) for part in read_array(item.get(key) or [], where)]
     return Message("assistant", reasoning="\n\n".join(texts), extra=_extra(item))
 
 

@@ -54,19 +54,25 @@ def own_name(tool: Tool) -> str:
     return tool.name.removeprefix(f"{tool.namespace}__") if tool.namespace else tool.name
 
 
-def wrap_input(text: str) -> str:
-    """A freeform call's text as the arguments that the model writes."""
-    return json.dumps({"input": text}, ensure_ascii=False)
-
-
 def unwrap_input(arguments: str) -> str:
-    """The text of a freeform call. Arguments that are not as the tool was shown are the text themselves: the client tells the model."""
-    try:
-        value = json.loads(arguments)
-    except (ValueError, RecursionError):
-        return arguments
-    text = value.get("input") if isinstance(value, dict) else None
+    """The text of a freeform call. Arguments without it are the text themselves: the client tells the model what is wrong with them."""
+    text = (_object(arguments) or {}).get("input")
     return text if isinstance(text, str) else arguments
+
+
+def wrap_input(text: str) -> str:
+    """A freeform call's text as the arguments that the model wrote: the inverse of `unwrap_input`."""
+    value = _object(text)
+    misshapen = value is not None and not isinstance(value.get("input"), str)
+    return text if misshapen else json.dumps({"input": text}, ensure_ascii=False)
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def _namespace(row: dict[str, Any], where: str) -> Iterator[Tool]:

@@ -2,8 +2,8 @@
 
 Invariant (the prefix law): for a conversation `m1 … mn`, `prompt(before) + reply(r) + continuation(rest, after=r, closed=True)` is the
 model's own rendering of the whole, but for reasoning that the template would drop once a user has spoken again and the pieces keep. The
-text is cut only where a special token begins or has just ended. So the pieces may be tokenised one by one, and ids that are stored already
-are never rendered again.
+text is cut only where a special token begins or has just ended, or, where the opening of a reply ends in the middle of its reasoning, where
+the model itself goes on. So the pieces may be tokenised one by one, and ids that are stored already are never rendered again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""ChatML with Hermes tool calls: SmolLM2, Qwen 2.5 and 3, Hermes, and any ChatML model taught to call tools.
+"""ChatML with Hermes tool calls, for models whose own chat template knows no tools (SmolLM2) and are to learn to call them.
 
     <|im_start|>system … <tools> one JSON schema a line </tools> …<|im_end|>
-    <|im_start|>assistant <tool_call>{"name": …, "arguments": {…}}</tool_call><|im_end|>
+    <|im_start|>assistant <think>…</think> … <tool_call>{"name": …, "arguments": {…}}</tool_call><|im_end|>
     <|im_start|>user <tool_response>…</tool_response><|im_end|>          (one user turn for a run of results)
 
 Convention: NousResearch, Hermes-Function-Calling; `<think>` as Qwen 3 writes it. Invariant: without tools the rendering equals the
@@ -15,23 +15,17 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
-from openforge.gateway.formats.hermes_parser import CALL_CLOSE, CALL_OPEN, THINK_CLOSE, THINK_OPEN, HermesParser
-from openforge.gateway.turn import Message, Tool, ToolCall
-from openforge.types import UserError
-
-START, END = "<|im_start|>", "<|im_end|>"
-GENERATION_PROMPT = f"{START}assistant\n"
+from openforge.gateway.formats.chatml import ASSISTANT, END, START, stop_token_ids, tool_response, turn
+from openforge.gateway.formats.hermes_parser import CALL_CLOSE, CALL_OPEN, HermesParser, text_and_calls
+from openforge.gateway.formats.think_parser import ThinkParser, think
+from openforge.gateway.turn import Message, Tool
 
 
 class Hermes:
     name = "hermes"
 
     def __init__(self, tokenizer: Any) -> None:
-        vocabulary = tokenizer.get_vocab()
-        missing = [token for token in (START, END) if token not in vocabulary]
-        if missing:
-            raise UserError(f"model.format: hermes needs the tokens {START} and {END}; this tokenizer lacks {' and '.join(missing)}")
-        self.stop_token_ids = (vocabulary[END], *(vocabulary[token] for token in ("<|endoftext|>",) if token in vocabulary))
+        self.stop_token_ids = stop_token_ids(tokenizer, self.name)
         self.closing_token_ids = frozenset(self.stop_token_ids[:1])
         self._default_system = _default_system(tokenizer)
 
@@ -42,55 +36,34 @@ class Hermes:
             system = f"{system}\n\n{_preamble(tools)}" if system else _preamble(tools)
         elif system is None:
             system = self._default_system
-        head = "" if system is None else _turn("system", system) + "\n"
-        return head + _turns(messages[has_system:]) + GENERATION_PROMPT
+        head = "" if system is None else turn("system", system)
+        return head + _turns(messages[has_system:]) + ASSISTANT
 
     def opening(self, tools: Sequence[Tool], *, after: Message) -> str:
-        return f"\n{GENERATION_PROMPT}"
+        return f"\n{ASSISTANT}"
 
     def reply(self, message: Message) -> str:
         return _assistant(message) + END
 
     def continuation(self, messages: Sequence[Message], tools: Sequence[Tool], *, after: Message, closed: bool) -> str:
-        return f"{'' if closed else END}\n{_turns(messages)}{GENERATION_PROMPT}"
+        return f"{'' if closed else END}\n{_turns(messages)}{ASSISTANT}"
 
-    def parser(self, tools: Sequence[Tool]) -> HermesParser:
-        return HermesParser()
-
-
-def _turn(role: str, text: str) -> str:
-    return f"{START}{role}\n{text}{END}"
+    def parser(self, tools: Sequence[Tool]) -> ThinkParser:
+        return ThinkParser(HermesParser(), prefilled=False, call_open=CALL_OPEN)
 
 
 def _turns(messages: Sequence[Message]) -> str:
-    parts = []
+    parts: list[str] = []
     for is_tool, run in groupby(messages, lambda message: message.role == "tool"):
         if is_tool:
-            parts.append(_turn("user", "\n".join(f"<tool_response>\n{message.content}\n</tool_response>" for message in run)))
+            parts.append(turn("user", "\n".join(map(tool_response, run))))
         else:
-            parts.extend(_turn(m.role, _assistant(m) if m.role == "assistant" else m.content) for m in run)
-    return "".join(f"{part}\n" for part in parts)
+            parts.extend(turn(m.role, _assistant(m) if m.role == "assistant" else m.content) for m in run)
+    return "".join(parts)
 
 
 def _assistant(message: Message) -> str:
-    think = f"{THINK_OPEN}\n{message.reasoning}\n{THINK_CLOSE}\n\n" if message.reasoning else ""
-    body = [message.content] if message.content else []
-    return think + "\n".join([*body, *map(_call, message.tool_calls)])
-
-
-def _call(call: ToolCall) -> str:
-    # Arguments a client mangled are shown as the string they are; everything the model wrote itself is a JSON object already.
-    arguments = call.arguments if _is_json(call.arguments) else json.dumps(call.arguments, ensure_ascii=False)
-    name = json.dumps(call.name, ensure_ascii=False)
-    return f'{CALL_OPEN}\n{{"name": {name}, "arguments": {arguments}}}\n{CALL_CLOSE}'
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return True
+    return (think(message.reasoning) if message.reasoning else "") + text_and_calls(message.content, message.tool_calls)
 
 
 def _preamble(tools: Sequence[Tool]) -> str:

@@ -7,7 +7,7 @@ Values are not escaped, so a value may hold the very tags. The rule, exact and t
 * A closing tag closes only if what follows it may follow: the end of a parameter before a parameter that the call has not got yet or
   before the end of its call, that before another call or the end of the block, and that before another block or the end of the reply.
   Anything else is part of the value. So a value ends at the last boundary that is legal.
-* A call quoted inside a value (the opening of a block and of a call in it) runs to the end of its block, and ends nothing outside it.
+* A call quoted inside a value (the opening of a block and of a call in it) runs to the first end of a block, and ends nothing outside it.
 * If text follows the last block, the last place where a block might have ended is where it did.
 
 So a value is misread only if it holds, outside a whole quoted call, the end of a parameter with a fresh parameter behind it, the end of a
@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from openforge.gateway.formats.json_text import is_json
 from openforge.gateway.formats.scan import Prose
 from openforge.gateway.formats.tags import Tag, TagReader, Tags
 from openforge.gateway.formats.values import ANY, ArgumentTypes, to_json, typed
@@ -246,6 +247,8 @@ class TaggedParser:
         self._raw = self._raw[end.raw :]
 
     def _typed(self, call: str, parameter: Tag, text: str) -> str:
+        if parameter.string == "false" and is_json(text):
+            return text
         declared = {"true": frozenset({"string"}), "false": ANY - {"string"}}.get(parameter.string)
         return typed(text, declared or self._types.of(call, parameter.name), python=self._tags.python)
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from openforge.gateway.formats.base import ReplyParser
 from openforge.gateway.formats.scan import SPACE, overlap
 from openforge.gateway.reply import ReasoningDelta, ReplyEvent, ToolCallDelta
+from openforge.gateway.turn import Message
 
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 
@@ -127,3 +128,18 @@ class ThinkParser:
     def _reason(self, text: str) -> None:
         if text:
             self._events.append(ReasoningDelta(text))
+
+
+def split_think(message: Message, *, keep_end: bool) -> tuple[str, str]:
+    """(reasoning, content) of an assistant message, as chat templates read it: a client may have left the reasoning in the content.
+    `keep_end`: newlines at the end of such a content stay."""
+    if message.reasoning or THINK_CLOSE not in message.content:
+        return message.reasoning, message.content
+    head, *_, content = message.content.split(THINK_CLOSE)
+    reasoning = head.strip("\n").split(THINK_OPEN)[-1].strip("\n")
+    return reasoning, content.lstrip("\n") if keep_end else content.strip("\n")
+
+
+def think(reasoning: str) -> str:
+    """Reasoning as it stands at the head of a reply."""
+    return f"{THINK_OPEN}\n{reasoning}\n{THINK_CLOSE}\n\n"

@@ -16,7 +16,7 @@ from openforge.gateway.turn import Tool
 
 ANY = frozenset({"string", "number", "integer", "boolean", "null", "array", "object"})
 MAX_DEPTH = 32
-"""Of references and compositions followed in a schema: one may refer to itself."""
+"""Of compositions and references followed in a schema."""
 
 
 def read_arguments(text: str) -> dict[str, Any] | None:
@@ -43,7 +43,8 @@ class ArgumentTypes:
     def of(self, tool: str, parameter: str) -> frozenset[str]:
         root = self._schemas.get(tool, {})
         properties = root.get("properties")
-        return _types(properties.get(parameter) if isinstance(properties, dict) else None, root, 0)
+        schema = properties.get(parameter) if isinstance(properties, dict) else None
+        return _Schema(root).types(schema)
 
 
 def typed(text: str, types: frozenset[str], *, python: bool = False) -> str:
@@ -95,36 +96,44 @@ def _kinds(value: object) -> frozenset[str]:
     return frozenset({"string"})
 
 
-def _types(schema: object, root: Mapping[str, Any], depth: int) -> frozenset[str]:
-    if not isinstance(schema, dict) or depth > MAX_DEPTH:
-        return ANY
-    found = ANY
-    declared = schema.get("type")
-    if isinstance(declared, str | list):
-        found &= frozenset([declared] if isinstance(declared, str) else [kind for kind in declared if isinstance(kind, str)])
-    if "const" in schema:
-        found &= _kinds(schema["const"])
-    if isinstance(schema.get("enum"), list):
-        found &= frozenset().union(*map(_kinds, schema["enum"]))
-    for word in ("anyOf", "oneOf"):
-        if isinstance(schema.get(word), list):
-            found &= frozenset().union(*(_types(part, root, depth + 1) for part in schema[word]))
-    for part in schema["allOf"] if isinstance(schema.get("allOf"), list) else ():
-        found &= _types(part, root, depth + 1)
-    if isinstance(schema.get("$ref"), str):
-        found &= _types(_referred(schema["$ref"], root), root, depth + 1)
-    # A schema that allows nothing, or names no type we know, says nothing.
-    return found or ANY
+class _Schema:
+    """A tool's schema; each reference in it is followed once, since references may form loops."""
 
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._root = root
+        self._known: dict[str, frozenset[str]] = {}
 
-def _referred(reference: str, root: Mapping[str, Any]) -> object:
-    """What a reference within the schema (`#/$defs/Name`) refers to."""
-    found: object = root
-    if not reference.startswith("#"):
-        return None
-    for key in reference[1:].split("/")[1:]:
-        found = found.get(key.replace("~1", "/").replace("~0", "~")) if isinstance(found, dict) else None
-    return found
+    def types(self, schema: object, depth: int = 0) -> frozenset[str]:
+        """The JSON types that a part of it allows."""
+        if not isinstance(schema, dict) or depth > MAX_DEPTH:
+            return ANY
+        found = ANY
+        declared = schema.get("type")
+        if isinstance(declared, str | list):
+            found &= frozenset([declared] if isinstance(declared, str) else [kind for kind in declared if isinstance(kind, str)])
+        if "const" in schema:
+            found &= _kinds(schema["const"])
+        if isinstance(schema.get("enum"), list):
+            found &= frozenset().union(*map(_kinds, schema["enum"]))
+        for word in ("anyOf", "oneOf"):
+            if isinstance(schema.get(word), list):
+                found &= frozenset().union(*(self.types(part, depth + 1) for part in schema[word]))
+        for part in schema["allOf"] if isinstance(schema.get("allOf"), list) else ():
+            found &= self.types(part, depth + 1)
+        if isinstance(schema.get("$ref"), str):
+            found &= self._referred(schema["$ref"], depth + 1)
+        # A schema that allows nothing, or names no type we know, says nothing.
+        return found or ANY
+
+    def _referred(self, reference: str, depth: int) -> frozenset[str]:
+        """The types of what a reference within the schema (`#/$defs/Name`) refers to."""
+        if reference not in self._known:
+            self._known[reference] = ANY
+            found: object = self._root if reference.startswith("#") else None
+            for key in reference[1:].split("/")[1:]:
+                found = found.get(key.replace("~1", "/").replace("~0", "~")) if isinstance(found, dict) else None
+            self._known[reference] = self.types(found, depth)
+        return self._known[reference]
 
 
 def _refuse(constant: str) -> object:

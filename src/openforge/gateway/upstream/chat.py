@@ -34,10 +34,11 @@ class ChatApi:
 
     async def stream(self, ask: Ask, told: Told) -> AsyncGenerator[list[ReplyEvent], None]:
         calls = ToolCalls()
+        messages: list[Any] = [write_message(message, extra=ask.dialect == "chat") for message in ask.turn.messages]
         try:
             stream = await self._client.chat.completions.create(
                 model=self._model,
-                messages=[write_message(message, extra=ask.dialect == "chat") for message in ask.turn.messages],  # type: ignore[misc]
+                messages=messages,
                 stream=True,
                 stream_options={"include_usage": True},
                 extra_body=request_fields(ask),
