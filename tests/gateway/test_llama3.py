@@ -131,7 +131,7 @@ ADDED, TIMED = ("add", '{"a": 1}'), ("get_time", "{}")
         (f"\n {ADD}", "", [ADDED]),
         (f"<|python_tag|>{ADD}", "", [ADDED]),
         (f"Sure.<|python_tag|>{ADD}; {TIME}", "Sure.", [ADDED, TIMED]),
-        (f"<|python_tag|>{ADD}; <|python_tag|>{TIME}", "; ", [ADDED, TIMED]),
+        (f"<|python_tag|>{ADD}; <|python_tag|>{TIME}", ";", [ADDED, TIMED]),
         ('{"type": "function", "name": "add", "parameters": {"a": 1}}', "", [ADDED]),
         ('{"name": "add", "arguments": {"a": 1}}', "", [ADDED]),
         ('<|python_tag|>{"name": "unknown", "parameters": {}}', "", [("unknown", "{}")]),
@@ -201,3 +201,23 @@ def test_bare_json_is_text_in_a_turn_without_tools():
 
 def test_call_behind_text_that_opens_a_brace_is_found():
     assert parse(f"{{ see<|python_tag|>{ADD}") == ("{ see", [ADDED])
+
+
+async def test_parallel_calls_and_their_results_go_through_the_gateway(make_house):
+    """dynamo#4723, vllm#34322: every call has an index of its own, and the next prompt begins with what was sampled."""
+    tools = [{"type": "function", "function": tool.record()} for tool in TOOLS]
+    async with make_house(tokenizer=tokenizer_of("llama-3.1")) as house:
+        client = await house.client()
+        house.say(f"{ADD}; {TIME}")
+        messages = [{"role": "user", "content": "What time is 1 o'clock plus one?"}]
+        deltas = []
+        async for chunk in await client.chat.completions.create(model="m", messages=messages, tools=tools, stream=True):
+            deltas += chunk.choices[0].delta.tool_calls or []
+        assert [(delta.index, delta.function.name, delta.function.arguments) for delta in deltas] == [(0, *ADDED), (1, *TIMED)]
+        echo = [{"id": delta.id, "type": "function", "function": delta.function.model_dump()} for delta in deltas]
+        results = [{"role": "tool", "tool_call_id": delta.id, "content": "2"} for delta in deltas]
+        messages += [{"role": "assistant", "content": None, "tool_calls": echo}, *results]
+        await client.chat.completions.create(model="m", messages=messages, tools=tools)
+        first, second = await house.recorded(2)
+    assert (second.parent_id, second.fork) == (first.id, None)
+    assert list(house.engine.prompts[1][: len(house.engine.prompts[0])]) == list(house.engine.prompts[0])

@@ -265,6 +265,25 @@ async def test_cache_control_that_wanders_changes_no_prompt(house):
     assert_continues(house, 3)
 
 
+async def test_billing_nonce_that_changes_with_every_request_changes_no_prompt(house):
+    """vllm#36829, claude-code#68900: 13.7 times slower, and no two prompts with a common prefix."""
+    client = await house.anthropic()
+    systems = [[text(f"x-anthropic-billing-header: cc_version=2.1; cch={nonce};"), text("Add.")] for nonce in ("a1", "b2")]
+    house.say(CALLS)
+    first = await ask(client, ASK, system=systems[0])
+    await ask(client, [*ASK, echo(first), answers(first)], system=systems[1])
+    assert_continues(house, 2)
+
+
+async def test_sampling_belongs_to_the_run_and_what_the_client_wished_is_recorded(house):
+    """miles#2263: Claude Code sets its own."""
+    client = await house.anthropic()
+    await ask(client, ASK, extra_body={"temperature": 0.1, "top_k": 3}, max_tokens=9_000)
+    [call] = house.log.calls
+    assert (call.sampling.temperature, call.sampling.top_k, call.sampling.max_tokens) == (1.0, 0, Sampling().max_tokens)
+    assert {"temperature": 0.1, "top_k": 3, "max_tokens": 9_000}.items() <= call.request.items()
+
+
 async def test_text_after_a_call_comes_back_where_it_was(house):
     client = await house.anthropic()
     house.say("One." + CALLS + "\nTwo.")

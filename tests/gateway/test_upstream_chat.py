@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types.chat.chat_completion_chunk import ChoiceDeltaToolCall
 
-from openforge.coordinator import by_messages, lineages
+from openforge.coordinator import lineages
 from openforge.gateway import Gateway, listen
 from openforge.gateway.reply import Reply
 from openforge.gateway.upstream import ChatApi, UpstreamBackend
@@ -119,7 +119,7 @@ async def test_a_conversation_is_stored_as_parents_and_deltas(front, house):
     await client.chat.completions.create(model="m", messages=[*history[:3], said, {"role": "user", "content": "go on"}], tools=TOOLS)
     assert (front.log.calls[3].parent_id, front.log.calls[3].fork) == (two.id, None)
     # Known by their messages, the calls have the lineages that they have by their tokens.
-    assert kinds(by_messages(front.log.calls)) == kinds(house.log.calls)
+    assert kinds(front.log.calls) == kinds(house.log.calls)
 
 
 async def test_the_clients_own_parameters_are_passed_on(front, house):

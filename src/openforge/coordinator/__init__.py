@@ -4,7 +4,7 @@ Invariant: every sampled token is trained or masked with a reason, once.
 """
 
 from openforge.coordinator.lineage import Evidence, Lineage
-from openforge.coordinator.messages import by_messages, conversation, offered_tools
+from openforge.coordinator.messages import conversation, offered_tools
 from openforge.coordinator.threads import lineages
 from openforge.coordinator.trajectory import Delivery, delivered, mask_all, trajectories
 
@@ -12,7 +12,6 @@ __all__ = [
     "Delivery",
     "Evidence",
     "Lineage",
-    "by_messages",
     "conversation",
     "delivered",
     "lineages",

@@ -90,7 +90,7 @@ def describe(routes: Iterable[BaseRoute]) -> dict[str, Any]:
 def _operation(route: Route) -> dict[str, Any]:
     for dialect in DIALECTS:
         if route.path.endswith(tuple(dialect.reply_paths)):
-            answer = {**_json({"type": "object"}), "text/event-stream": {"schema": TEXT}}
+            answer = {**_json({"type": "object"}), "text/event-stream": {}}
             return _post(f"A call in the dialect {dialect.name!r}", dialect.name, answer)
         if route.path.endswith(tuple(dialect.count_paths)):
             return _post("The length of such a call's prompt in tokens", dialect.name, _json({"type": "object"}))

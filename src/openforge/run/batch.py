@@ -81,6 +81,7 @@ def _describe(groups: Sequence[Group], paths: Sequence[Trajectory], rollouts: Se
     for path in paths:
         masked.update({str(reason): count for reason, count in path.masked.items()})
     assert sampled == trained + masked.total(), (sampled, trained, masked)
+    notes = [call.request.get("normalised", {}) for group in groups for _, calls in group.members for call in calls]
     return {
         "groups": len(groups),
         "rollouts": len(rollouts),
@@ -92,6 +93,7 @@ def _describe(groups: Sequence[Group], paths: Sequence[Trajectory], rollouts: Se
         "trained_tokens": trained,
         "trained_share": trained / sampled if sampled else None,
         "masked": dict(masked),
+        "prefix_won": sum(note.get("prefix_won", 0) for note in notes),
         "staleness_mean": float(lags.mean()) if len(lags) else None,
         "staleness_max": int(lags.max()) if len(lags) else None,
     }

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from openforge.coordinator import by_messages, conversation, lineages, offered_tools
+from openforge.coordinator import conversation, lineages, offered_tools
 from openforge.gateway.dialects.chat_request import write_message, write_tool
 from openforge.gateway.reply import usage_of
 from openforge.gateway.turn import Message, Tool
@@ -84,7 +84,7 @@ def list_calls(store: Store, wanted: Filter) -> Iterator[CallRow]:
         if not rollout.startswith(wanted.rollout or ""):
             continue
         calls = store.calls(rollout)
-        kinds = {id: lineage.kind for lineage in lineages(by_messages(calls)) for id in lineage.call_ids}
+        kinds = {id: lineage.kind for lineage in lineages(calls) for id in lineage.call_ids}
         yield from filter(wanted.takes, (_row(call, kinds[call.id]) for call in calls))
 
 
@@ -105,7 +105,7 @@ def transcripts(store: Store) -> Iterator[dict[str, Any]]:
         if known is None or known.outcome is not Outcome.FINISHED:
             continue
         calls = {call.id: call for call in store.calls(rollout)}
-        for lineage in lineages(by_messages(list(calls.values()))):
+        for lineage in lineages(list(calls.values())):
             last = next((id for id in reversed(lineage.call_ids) if _complete(calls[id])), None)
             if lineage.kind in _TAUGHT and last is not None:
                 yield _transcript(calls, last)
@@ -153,7 +153,7 @@ def show_call(store: Store, directory: Path, call: Call, console: Console, *, as
     if as_json:
         _print_json(console, full)
         return
-    kinds = {id: lineage.kind for lineage in lineages(by_messages(list(calls.values()))) for id in lineage.call_ids}
+    kinds = {id: lineage.kind for lineage in lineages(list(calls.values())) for id in lineage.call_ids}
     row = asdict(_row(call, kinds[call.id]))
     facts = {**row, "parent": call.parent_id, "error": call.error, "upstream": call.upstream or None, "asked": _asked(call)}
     with _paged(console):

@@ -135,6 +135,7 @@ def step_line(row: Mapping[str, Any], total: int, eta: float | None = None) -> s
         f"trained {percent(row.get('trained_share'))} of {number(row.get('sampled_tokens'))} tokens",
         f"gap {number(row.get('logprob_gap'))}",
         f"stale {number(row.get('staleness_mean'))}",
+        f"prefix won back {number(row['prefix_won'])} tokens" if row.get("prefix_won") else "",
         f"{number(row.get('sample_tokens_per_second'))} tok/s",
         " ".join(f"{name} {count}" for name, count in row.get("outcomes", {}).items()),
         f"{number(row.get('step_seconds'))} s",

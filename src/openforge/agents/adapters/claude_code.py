@@ -17,7 +17,12 @@ _QUIET = {
 
 
 def wire(context: AgentContext) -> Wiring:
-    models = ("ANTHROPIC_DEFAULT_OPUS_MODEL", "ANTHROPIC_DEFAULT_SONNET_MODEL", "ANTHROPIC_DEFAULT_HAIKU_MODEL", "CLAUDE_CODE_SUBAGENT_MODEL")
+    models = (
+        "ANTHROPIC_DEFAULT_OPUS_MODEL",
+        "ANTHROPIC_DEFAULT_SONNET_MODEL",
+        "ANTHROPIC_DEFAULT_HAIKU_MODEL",
+        "CLAUDE_CODE_SUBAGENT_MODEL",
+    )
     return Wiring(
         options=["--print", "--model", context.model, "--dangerously-skip-permissions"],
         task=["--", context.task.instruction],

@@ -14,7 +14,12 @@ def wire(context: AgentContext) -> Wiring:
         options=["--yolo", "--exit-immediately", "--model", f"openai/{context.model}"],
         task=[f"--task={context.task.instruction}"],
         # Without a known price it would stop before the first call; unless told that it is set up, it would ask.
-        env={"LITELLM_LOCAL_MODEL_COST_MAP": "True", "MSWEA_CONFIGURED": "true", "MSWEA_COST_TRACKING": "ignore_errors", "MSWEA_SILENT_STARTUP": "1"},
+        env={
+            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+            "MSWEA_CONFIGURED": "true",
+            "MSWEA_COST_TRACKING": "ignore_errors",
+            "MSWEA_SILENT_STARTUP": "1",
+        },
     )
 
 

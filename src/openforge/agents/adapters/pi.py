@@ -24,6 +24,4 @@ def wire(context: AgentContext) -> Wiring:
     )
 
 
-PI = Adapter(
-    name="pi", registry="npm", packages=("@earendil-works/pi-coding-agent@1.6.0", NODE), program="pi", dialect="chat", wire=wire
-)
+PI = Adapter(name="pi", registry="npm", packages=("@earendil-works/pi-coding-agent@1.6.0", NODE), program="pi", dialect="chat", wire=wire)

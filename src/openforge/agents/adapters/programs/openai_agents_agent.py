@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 import sys
 
-from agents import Agent, Runner, function_tool
 from tools import edit_file, read_file, run_command
+
+from agents import Agent, Runner, function_tool
 
 agent = Agent(
     name="coder",
