@@ -8,7 +8,9 @@ from pydantic import ValidationError
 from openforge.agents import AgentSettings
 
 
-@pytest.mark.parametrize("section", [{"command": ["python", "agent.py"], "deadline": "2m"}, {"class": "agent.py:Solver"}, {"adapter": "codex"}])
+@pytest.mark.parametrize(
+    "section", [{"command": ["python", "agent.py"], "deadline": "2m"}, {"class": "agent.py:Solver"}, {"adapter": "codex"}]
+)
 def test_a_section_survives_being_written_and_read(section: dict[str, Any]) -> None:
     settings = AgentSettings.model_validate(section)
     assert AgentSettings.model_validate(settings.model_dump(mode="json")) == settings

@@ -36,7 +36,9 @@ async def test_a_default_filled_in_by_the_client_is_no_edit(house, arguments):
     assert second.shared == len(first.delta) + len(first.sampled)
 
 
-@pytest.mark.parametrize("arguments", ['{"path": "b.py", "count": 1, "all": false}', '{"path": "a.py", "all": false}', '{"path": "a.py"}', "[]"])
+@pytest.mark.parametrize(
+    "arguments", ['{"path": "b.py", "count": 1, "all": false}', '{"path": "a.py", "all": false}', '{"path": "a.py"}', "[]"]
+)
 async def test_a_sampled_argument_changed_or_dropped_is_an_edit(house, arguments):
     first, second = await echo(house, arguments)
     assert second.fork is Fork.EDITED

@@ -17,7 +17,9 @@ from openforge.run.rundir import RunDir
 from openforge.types import Call, FinishReason, Fork, Rollout, Sampling, UserError
 
 
-def call(rollout: str, index: int, parent: Call | None = None, *, delta: int, sampled: int, tools: bool = True, fork: Fork | None = None) -> Call:
+def call(
+    rollout: str, index: int, parent: Call | None = None, *, delta: int, sampled: int, tools: bool = True, fork: Fork | None = None
+) -> Call:
     shared = parent.shared + len(parent.delta) + len(parent.sampled) if parent else 0
     return Call(
         id=f"{rollout}-{index}",

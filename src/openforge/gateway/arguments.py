@@ -32,7 +32,9 @@ class ArgumentStore:
 
     def _restored(self, message: Message) -> Message:
         calls = tuple(self._as_sampled(call) for call in message.tool_calls)
-        return message if calls == message.tool_calls else replace(message, tool_calls=calls, extra={**message.extra, "arguments": "restored"})
+        return (
+            message if calls == message.tool_calls else replace(message, tool_calls=calls, extra={**message.extra, "arguments": "restored"})
+        )
 
     def _as_sampled(self, call: ToolCall) -> ToolCall:
         sampled = self._sampled.get(call.id, call.arguments)
