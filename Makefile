@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup quickstart seeds test check lint format clean
+.PHONY: setup agents quickstart seeds test check lint format clean
 
 setup: .venv/.installed
 
@@ -11,6 +11,10 @@ setup: .venv/.installed
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
+
+# The real agents that the tests drive; each is kept in the user's cache (or $$OPENFORGE_AGENTS) until its pinned version changes.
+agents: setup
+	$(BIN)/openforge agents install --all
 
 quickstart: setup
 	$(BIN)/openforge models fetch smollm2-135m-instruct
@@ -29,7 +33,7 @@ lint: setup
 check: lint
 	$(BIN)/pytest -m "not slow"
 
-test: lint
+test: lint agents
 	$(BIN)/openforge models fetch smollm2-135m-instruct
 	$(BIN)/pytest
 

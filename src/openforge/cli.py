@@ -192,9 +192,17 @@ AgentsFolder = Annotated[Path | None, typer.Option("--into", envvar="OPENFORGE_A
 @agents.command("list")
 def list_agents(into: AgentsFolder = None) -> None:
     """Say which agents there are adapters for, and which are installed."""
-    from openforge.run.agents_list import print_agents
+    from rich.console import Console
+    from rich.table import Table
 
-    print_agents(into)
+    from openforge.agents import ADAPTERS, Installation, agents_folder
+
+    folder = into or agents_folder()
+    table = Table("agent", "version", "from", "dialect", "installed", box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for name, adapter in ADAPTERS.items():
+        there = Installation(adapter, folder).complete
+        table.add_row(name, adapter.version, adapter.registry, adapter.dialect, "[green]yes[/]" if there else "no")
+    Console().print(table)
 
 
 @agents.command()

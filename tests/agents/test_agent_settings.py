@@ -8,7 +8,9 @@ from pydantic import ValidationError
 from openforge.agents import AgentSettings
 
 
-@pytest.mark.parametrize("section", [{"command": ["python", "agent.py"], "deadline": "2m"}, {"class": "agent.py:Solver"}])
+@pytest.mark.parametrize(
+    "section", [{"command": ["python", "agent.py"], "deadline": "2m"}, {"class": "agent.py:Solver"}, {"adapter": "codex"}]
+)
 def test_a_section_survives_being_written_and_read(section: dict[str, Any]) -> None:
     settings = AgentSettings.model_validate(section)
     assert AgentSettings.model_validate(settings.model_dump(mode="json")) == settings
@@ -18,8 +20,12 @@ def test_a_section_survives_being_written_and_read(section: dict[str, Any]) -> N
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({}, "exactly one of 'command' and 'class'"),
-        ({"command": ["true"], "class": "a.py:A"}, "exactly one of 'command' and 'class'"),
+        ({}, "exactly one of 'command', 'class' and 'adapter'"),
+        ({"command": ["true"], "class": "a.py:A"}, "exactly one of 'command', 'class' and 'adapter'"),
+        ({"command": ["true"], "adapter": "codex"}, "exactly one of 'command', 'class' and 'adapter'"),
+        ({"adapter": "cursor"}, "no adapter 'cursor'; there are: claude-code, codex"),
+        ({"adapter": "codex", "dialect": "chat"}, "codex speaks responses"),
+        ({"command": ["true"], "arguments": ["-x"]}, "'arguments' are an adapter's"),
         ({"command": "python agent.py"}, "command"),
         ({"command": ["true"], "deadline": "soon"}, "deadline"),
         ({"command": ["true"], "dialect": "smoke signals"}, "dialect"),

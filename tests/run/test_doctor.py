@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from openforge.agents import ADAPTERS
 from openforge.run.doctor import COMPONENTS, diagnose, missing, print_findings
 
 
@@ -38,9 +40,15 @@ def test_a_daemon_that_does_not_answer_is_missing(tmp_path: Path, monkeypatch: p
 def test_what_is_not_on_the_path_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert missing("node") == "node: no `node` on PATH (needed for: agents written for Node.js)"
-    assert "none of claude" in str(missing("agents"))
-    program(tmp_path, "codex", "exit 0")
-    assert missing("agents") is None
+
+
+def test_only_agents_that_were_installed_at_the_pinned_version_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENFORGE_AGENTS", str(tmp_path))
+    assert "none is installed" in str(missing("agents"))
+    (tmp_path / "codex").mkdir()
+    for packages, there in ((["@openai/codex@0.0.1"], False), (ADAPTERS["codex"].packages, True)):
+        (tmp_path / "codex" / "installed.json").write_text(json.dumps(packages))
+        assert (missing("agents") is None) is there
 
 
 def test_a_broken_program_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

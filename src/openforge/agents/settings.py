@@ -27,8 +27,8 @@ class AgentSettings(Settings):
     arguments: list[str] = Field(default=[])
     """More arguments for the adapter's program, after its own."""
     dialect: Dialect = "chat"
-    """What the agent speaks; an adapter knows it; decides the variables that tell it its model. `chat` and `responses`: OPENAI_BASE_URL, OPENAI_API_KEY,
-    OPENAI_MODEL; `messages`: ANTHROPIC_BASE_URL, ANTHROPIC_API_KEY, ANTHROPIC_MODEL; `gemini`:
+    """What the agent speaks; an adapter knows it. Decides the variables that tell the agent its model. `chat` and `responses`:
+    OPENAI_BASE_URL, OPENAI_API_KEY, OPENAI_MODEL; `messages`: ANTHROPIC_BASE_URL, ANTHROPIC_API_KEY, ANTHROPIC_MODEL; `gemini`:
     GOOGLE_GEMINI_BASE_URL, GEMINI_API_KEY, GEMINI_MODEL."""
     deadline: Seconds = 300.0
     """Wall-clock time of one attempt, the agent's hooks together."""

@@ -58,7 +58,7 @@ class Origins:
             return Lineage(LineageKind.ORPHAN, chain)
         works = self._forest.has_tools(head) or not self._is_single(chain) or head in self._summaries or call.speaker.purpose == COMPACT
         purpose = COMPACT if call.speaker.purpose is None and self._is_single(chain) and head in self._summaries else call.speaker.purpose
-        before = self.words.echoed(head) or next(reversed(self._carried[head]), None)
+        before = self.words.echoed(head) or next(reversed(self._carried[head]), None) or self._summed_up(head)
         same = before is not None and voice(call) is not None and voice(call) == voice(self._forest.calls[before])
         if same and works:
             return Lineage(LineageKind.CONTINUATION, chain, before, purpose, Evidence.IDS)
@@ -77,6 +77,11 @@ class Origins:
         if works and (before := self._last_of_voice(chain)) is not None:
             return Lineage(LineageKind.CONTINUATION, chain, before, purpose, Evidence.IDS)
         return None
+
+    def _summed_up(self, head: str) -> str | None:
+        """Of a summary that keeps no message of the agent's: what else the prompt it went into goes on from."""
+        after = (other for other, summaries in self._carried.items() if head in summaries)
+        return next(filter(None, map(self.words.echoed, after)), None)
 
     def _is_single(self, chain: list[str]) -> bool:
         return len(chain) == 1 and not self._forest.anchored[chain[0]]

@@ -32,7 +32,7 @@ class Words:
         self._prompts: dict[str, list[Row]] = {}
         self._tasks = {id: list(_arguments(forest.calls[id].response)) for id in ids}
         self._echoes: dict[str, list[str]] = defaultdict(list)
-        """Reply, with the message before it or alone if it is long -> the calls that gave it."""
+        """Reply, by its tool calls' ids, with the message before it, or alone if it is long -> the calls that gave it."""
         for id in ids:
             for key in _echo_keys(self._last_message(forest.calls[id]), forest.calls[id].response):
                 self._echoes[key].append(id)
@@ -142,7 +142,9 @@ def _echo_keys(before: Row, reply: Row) -> Sequence[str]:
     calls = [[call["name"], _plain(call["arguments"])] for call in reply.get("tool_calls", ())]
     said = json.dumps([_text(reply).strip(), calls], sort_keys=True)
     pair = json.dumps([before.get("role"), _text(before), said])
-    return (pair, said) if len(_text(reply).strip()) >= 2 * LINE else (pair,)
+    # The gateway gave the tool calls their ids, so no other reply has them; but a client may rename them.
+    ids = [json.dumps(["ids", *(call["id"] for call in reply["tool_calls"])])] if reply.get("tool_calls") else []
+    return (*ids, pair, said) if len(_text(reply).strip()) >= 2 * LINE else (*ids, pair)
 
 
 def _plain(arguments: str) -> object:

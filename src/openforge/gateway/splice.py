@@ -5,8 +5,8 @@ other call of a rollout that has earlier calls says why it does not (`types.Fork
 
 How: each recorded call leaves two places where a later prompt may go on: behind the messages it was posted with, and behind its own reply
 as a client echoes it. A place is found by a hash over tools and canonical messages, so a client may lose the reply's reasoning, re-order
-the keys of arguments, swap null and "" or rename tool-call ids, and still continue its own history. The farthest place wins; what lies
-behind it is rendered and tokenised, with the reasoning that the client lost. Memory is O(new tokens) a call.
+the keys of arguments or fill in defaults, swap null and "" or rename tool-call ids, and still continue its own history. The farthest
+place wins; what lies behind it is rendered and tokenised, with the reasoning that the client lost. Memory is O(new tokens) a call.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from functools import cached_property
 import msgspec
 from tokenizers import Tokenizer
 
+from openforge.gateway.arguments import ArgumentStore
 from openforge.gateway.formats.base import Format
 from openforge.gateway.reasoning import ReasoningStore, reasoning_key
 from openforge.gateway.text import encode
@@ -108,10 +109,12 @@ class Splicer:
         self._replies: dict[bytes, list[Node]] = {}
         self._in_flight: dict[bytes, list[Plan]] = {}
         self._reasoning = ReasoningStore()
+        self._arguments = ArgumentStore()
         self._started = False
 
     def plan(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Plan:
         """Where a turn's prompt goes on. Changes nothing: `begin` does, at once if the call is to be made."""
+        messages = self._arguments.restore(messages)
         keys = self._keys(messages, tools)
         key, count = keys[-1], len(messages)
         if (again := self._prompts.get(key)) is not None:
@@ -163,6 +166,7 @@ class Splicer:
             node.reasoning = reasoning_key(reply)
             self._replies.setdefault(_next_key(plan.prompt_key, reply), []).append(node)
             self._reasoning.add(reply)
+            self._arguments.add(reply)
 
     def _end(self, plan: Plan) -> None:
         twins = self._in_flight[plan.prompt_key]

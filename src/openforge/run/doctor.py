@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-AGENTS = ("claude", "codex", "opencode", "gemini", "qwen", "goose", "aider")
+from openforge.agents import ADAPTERS, Installation, agents_folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,9 +116,9 @@ def _library(name: str) -> Callable[[], str]:
 
 
 def _agents() -> str:
-    found = [name for name in AGENTS if shutil.which(name)]
+    found = [f"{name} {adapter.version}" for name, adapter in ADAPTERS.items() if Installation(adapter, agents_folder()).complete]
     if not found:
-        raise _Absent(f"none of {', '.join(AGENTS)} on PATH")
+        raise _Absent("none is installed; see `openforge agents list`")
     return ", ".join(found)
 
 

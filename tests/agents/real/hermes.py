@@ -54,6 +54,10 @@ def call(name: str, **arguments: Any) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}\n</tool_call>"
 
 
+def think(reasoning: str, reply: str) -> str:
+    return f"<think>\n{reasoning}\n</think>\n\n{reply}"
+
+
 def steps(*replies: str, done: str = "The mean is right now and the test passes.", side: str = "Fix a failing test") -> Play:
     """One reply for each number of tool results; `done` when there are as many as replies; `side` where no tools are offered."""
 
@@ -65,6 +69,13 @@ def steps(*replies: str, done: str = "The mean is right now and the test passes.
     return play
 
 
+@dataclass(frozen=True)
+class Generated:
+    prompt: Prompt
+    prompt_ids: list[int]
+    sampled: list[int]
+
+
 class PlayingEngine:
     """A rollout engine whose model is a function. Token i of a reply has log-probability -(i % 8)/8 and weight version 3."""
 
@@ -73,14 +84,15 @@ class PlayingEngine:
         self._end: int = tokenizer.convert_tokens_to_ids("<|im_end|>")
         self._play = play
         self.context_length = context_length
-        self.prompts: list[Prompt] = []
+        self.generated: list[Generated] = []
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, version_policy: VersionPolicy = VersionPolicy.RECOMPUTE
     ) -> AsyncIterator[GenerationChunk]:
         prompt = Prompt(_TURN.findall(self._tokenizer.decode(list(prompt_ids), skip_special_tokens=False)))
-        self.prompts.append(prompt)
-        for i, id in enumerate([*encode(self._tokenizer, self._play(prompt)), self._end]):
+        sampled = [*encode(self._tokenizer, self._play(prompt)), self._end]
+        self.generated.append(Generated(prompt, list(prompt_ids), sampled))
+        for i, id in enumerate(sampled):
             await asyncio.sleep(0)
             yield GenerationChunk(tokens=(SampledToken(id, -(i % 8) / 8, 3),))
         yield GenerationChunk(finish=FinishReason.STOP)

@@ -50,7 +50,7 @@ class AdapterAgent(Agent):
 
     async def agent_run(self, context: AgentContext) -> AgentResult:
         wiring = self._adapter.wire(context)
-        return await run_program(context, [str(self._installation.program), *wiring.arguments, *self.settings.arguments])
+        return await run_program(context, [str(self._installation.program), *wiring.options, *self.settings.arguments, *wiring.task])
 
     async def agent_postprocess(self, context: AgentContext) -> None:
         await asyncio.to_thread(shutil.rmtree, _home(context), ignore_errors=True)

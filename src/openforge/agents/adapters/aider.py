@@ -12,11 +12,12 @@ def wire(context: AgentContext) -> Wiring:
     limits = {model: {"max_input_tokens": context.context_length, "max_tokens": context.context_length, "litellm_provider": "openai"}}
     quiet = ["--no-check-update", "--no-show-release-notes", "--no-show-model-warnings", "--analytics-disable", "--no-detect-urls"]
     return Wiring(
-        arguments=[
+        options=[
             *("--model", model, "--weak-model", model, "--yes-always", "--no-git", "--no-pretty", *quiet),
             *("--input-history-file", history, "--chat-history-file", f"{history}.md"),
-            *("--model-metadata-file", f"{context.env['HOME']}/models.json", f"--message={context.task.instruction}"),
+            *("--model-metadata-file", f"{context.env['HOME']}/models.json"),
         ],
+        task=[f"--message={context.task.instruction}"],
         env={"OPENAI_API_BASE": context.base_url, "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
         files={"models.json": limits},
     )

@@ -26,7 +26,9 @@ PROGRAMS = Path(__file__).parent / "programs"
 class Wiring:
     """How one attempt's agent is pointed at its model and its task."""
 
-    arguments: list[str]
+    options: list[str]
+    task: list[str]
+    """The arguments that give the instruction; they stand behind all others."""
     env: dict[str, str] = field(default_factory=dict)
     """Beside the variables of its dialect."""
     files: Mapping[str, Any] = field(default_factory=dict)

@@ -7,6 +7,8 @@ from openforge.agents.context import AgentContext
 
 _QUIET = {
     "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
+    # What runs in the background dies when the answer is printed.
+    "CLAUDE_CODE_DISABLE_BACKGROUND_TASKS": "1",
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     "CLAUDE_CODE_DISABLE_TERMINAL_TITLE": "1",
     "DISABLE_AUTOUPDATER": "1",
@@ -22,7 +24,8 @@ def wire(context: AgentContext) -> Wiring:
         "CLAUDE_CODE_SUBAGENT_MODEL",
     )
     return Wiring(
-        arguments=["--print", "--model", context.model, "--dangerously-skip-permissions", "--", context.task.instruction],
+        options=["--print", "--model", context.model, "--dangerously-skip-permissions"],
+        task=["--", context.task.instruction],
         env={
             **_QUIET,
             **dict.fromkeys(models, context.model),

@@ -23,7 +23,7 @@ def wire(context: AgentContext) -> Wiring:
     # Values are TOML, of which JSON strings, numbers and booleans are a part.
     settings = [part for key, value in config.items() for part in ("--config", f"{key}={json.dumps(value)}")]
     options = ["--skip-git-repo-check", "--ephemeral", "--dangerously-bypass-approvals-and-sandbox", "--model", context.model]
-    return Wiring(arguments=["exec", *settings, *options, "--", context.task.instruction])
+    return Wiring(options=["exec", *settings, *options], task=["--", context.task.instruction])
 
 
 CODEX = Adapter(name="codex", registry="npm", packages=("@openai/codex@0.171.0",), program="codex", dialect="responses", wire=wire)

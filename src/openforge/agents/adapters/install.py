@@ -89,4 +89,4 @@ class Installation:
         )
         if done.returncode:
             lines = (done.stderr or done.stdout).strip().splitlines() or [f"exit code {done.returncode}"]
-            raise UserError(f"agents: {self.adapter.name}: `{Path(argv[0]).name} {argv[1]}` failed: {' '.join(lines[-3:])[:500]}")
+            raise UserError(f"agents: {self.adapter.name}: `{Path(argv[0]).name}` failed: {' '.join(lines[-3:])[:500]}")

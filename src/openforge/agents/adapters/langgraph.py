@@ -9,7 +9,9 @@ from openforge.agents.environment import Dialect
 
 def _adapter(name: str, dialect: Dialect, client: str) -> Adapter:
     def wire(context: AgentContext) -> Wiring:
-        return Wiring(arguments=[f"{PROGRAMS}/langgraph_agent.py", dialect, context.task.instruction], env={"LANGSMITH_TRACING": "false"})
+        return Wiring(
+            options=[f"{PROGRAMS}/langgraph_agent.py", dialect], task=[context.task.instruction], env={"LANGSMITH_TRACING": "false"}
+        )
 
     return Adapter(
         name=name,

@@ -11,7 +11,8 @@ from openforge.agents.context import AgentContext
 
 def wire(context: AgentContext) -> Wiring:
     return Wiring(
-        arguments=["--yolo", "--exit-immediately", "--model", f"openai/{context.model}", f"--task={context.task.instruction}"],
+        options=["--yolo", "--exit-immediately", "--model", f"openai/{context.model}"],
+        task=[f"--task={context.task.instruction}"],
         # Without a known price it would stop before the first call; unless told that it is set up, it would ask.
         env={
             "LITELLM_LOCAL_MODEL_COST_MAP": "True",

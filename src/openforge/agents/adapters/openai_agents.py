@@ -7,7 +7,11 @@ from openforge.agents.context import AgentContext
 
 
 def wire(context: AgentContext) -> Wiring:
-    return Wiring(arguments=[f"{PROGRAMS}/openai_agents_agent.py", context.task.instruction], env={"OPENAI_AGENTS_DISABLE_TRACING": "1"})
+    return Wiring(
+        options=[f"{PROGRAMS}/openai_agents_agent.py"],
+        task=[context.task.instruction],
+        env={"OPENAI_AGENTS_DISABLE_TRACING": "1"},
+    )
 
 
 OPENAI_AGENTS = Adapter(

@@ -29,7 +29,8 @@ def wire(context: AgentContext) -> Wiring:
     # It puts quotes around an argument that has spaces and joins all with spaces, so the instruction goes in word by word.
     words = context.task.instruction.split(" ")
     return Wiring(
-        arguments=["run", "--model", f"{_PROVIDER}/{context.model}", "--", *words],
+        options=["run", "--model", f"{_PROVIDER}/{context.model}"],
+        task=["--", *words],
         env=_QUIET,
         files={".config/opencode/opencode.json": config},
     )

@@ -14,7 +14,8 @@ def wire(context: AgentContext) -> Wiring:
     # Pi's own margins suit windows of 100k tokens and more.
     margin, kept = min(16_384, context.context_length // 4), min(20_000, context.context_length // 4)
     return Wiring(
-        arguments=["--print", "--offline", "--no-session", "--model", f"{_PROVIDER}/{context.model}", "--", context.task.instruction],
+        options=["--print", "--offline", "--no-session", "--model", f"{_PROVIDER}/{context.model}"],
+        task=["--", context.task.instruction],
         env={"PI_TELEMETRY": "0", "PI_SKIP_VERSION_CHECK": "1"},
         files={
             ".pi/agent/models.json": {"providers": {_PROVIDER: provider}},

@@ -16,7 +16,8 @@ def wire(context: AgentContext) -> Wiring:
         "model": {"generationConfig": {"contextWindowSize": context.context_length}},
     }
     return Wiring(
-        arguments=["--auth-type", "openai", "--model", context.model, "--yolo", f"--prompt={context.task.instruction}"],
+        options=["--auth-type", "openai", "--model", context.model, "--yolo"],
+        task=[f"--prompt={context.task.instruction}"],
         files={".qwen/settings.json": settings},
     )
 

@@ -7,7 +7,7 @@ from openforge.agents.context import AgentContext
 
 
 def wire(context: AgentContext) -> Wiring:
-    return Wiring(arguments=[f"{PROGRAMS}/smolagents_agent.py", context.task.instruction])
+    return Wiring(options=[f"{PROGRAMS}/smolagents_agent.py"], task=[context.task.instruction])
 
 
 SMOLAGENTS = Adapter(
