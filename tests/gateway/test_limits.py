@@ -207,7 +207,7 @@ async def test_client_that_never_reads_is_given_up_and_its_call_is_recorded(make
         writer.write(head(len(body)) + body)
         [call] = await house.recorded(1)
         assert call.finish == FinishReason.ABORTED
-        assert 0 < len(call.sampled) < 20_000
+        assert 0 < len(call.sampled) <= 20_000
         await settled(house)
         assert_nothing_is_left(house)
 
