@@ -25,8 +25,12 @@ class Origins:
         self._chain_of = {id: chain for chain in chains for id in chain}
         self._asked_again = {forest.calls[id].parent_id for id in self._chain_of if forest.anchor[id] is None}
         self.words = Words(forest, self._chain_of)
+        self._echoed = {chain[0]: self.words.echoed(chain[0]) for chain in chains if forest.anchor[chain[0]] is None}
         tails = [chain[-1] for chain in chains]
-        self._carried = {chain[0]: self.words.carried(chain[0], tails) for chain in chains if forest.anchor[chain[0]] is None}
+        # What still stands as a reply was not summed up.
+        self._carried = {
+            head: self.words.carried(head, [tail for tail in tails if tail != echoed]) for head, echoed in self._echoed.items()
+        }
         self._summaries = {id for found in self._carried.values() for id in found}
 
     def of(self, chain: list[str]) -> Lineage | None:
@@ -56,9 +60,10 @@ class Origins:
         call = self._forest.calls[head]
         if self._is_abandoned(chain):
             return Lineage(LineageKind.ORPHAN, chain)
-        works = self._forest.has_tools(head) or not self._is_single(chain) or head in self._summaries or call.speaker.purpose == COMPACT
+        summary = head in self._summaries or call.speaker.purpose == COMPACT
+        works = summary or self._forest.has_tools(head) or not self._is_single(chain) or self._is_next_turn(head)
         purpose = COMPACT if call.speaker.purpose is None and self._is_single(chain) and head in self._summaries else call.speaker.purpose
-        before = self.words.echoed(head) or next(reversed(self._carried[head]), None) or self._summed_up(head)
+        before = self._echoed[head] or next(reversed(self._carried[head]), None) or self._summed_up(head)
         same = before is not None and voice(call) is not None and voice(call) == voice(self._forest.calls[before])
         if same and works:
             return Lineage(LineageKind.CONTINUATION, chain, before, purpose, Evidence.IDS)
@@ -78,10 +83,16 @@ class Origins:
             return Lineage(LineageKind.CONTINUATION, chain, before, purpose, Evidence.IDS)
         return None
 
+    def _is_next_turn(self, head: str) -> bool:
+        """Whether it shows a reply and is told what the call that gave it was told: how an agent without tools goes on."""
+        before = self._echoed[head]
+        return before is not None and self.words.instruction(head) == self.words.instruction(before)
+
     def _summed_up(self, head: str) -> str | None:
         """Of a summary that keeps no message of the agent's: what else the prompt it went into goes on from."""
-        after = (other for other, summaries in self._carried.items() if head in summaries)
-        return next(filter(None, map(self.words.echoed, after)), None)
+        calls = self._forest.calls
+        found = [self._echoed[other] for other, summaries in self._carried.items() if head in summaries]
+        return next((id for id in found if id is not None and calls[id].ended_at <= calls[head].started_at), None)
 
     def _is_single(self, chain: list[str]) -> bool:
         return len(chain) == 1 and not self._forest.anchored[chain[0]]
@@ -91,7 +102,7 @@ class Origins:
         return self._leads_nowhere(chain) and chain[0] in self._asked_again
 
     def _leads_nowhere(self, chain: list[str]) -> bool:
-        return self._is_single(chain) and chain[0] not in self._summaries
+        return self._is_single(chain) and chain[0] not in self._summaries and chain[0] not in self._echoed.values()
 
     def _posted_behind(self, head: str) -> str | None:
         """The nearest call behind whose messages the prompt goes on, and whose reply the agent did not throw away."""

@@ -8,6 +8,7 @@ of its own, and a compaction throws the old one away.
 from __future__ import annotations
 
 import json
+import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
@@ -33,6 +34,8 @@ class Words:
         self._tasks = {id: list(_arguments(forest.calls[id].response)) for id in ids}
         self._echoes: dict[str, list[str]] = defaultdict(list)
         """Reply, by its tool calls' ids, with the message before it, or alone if it is long -> the calls that gave it."""
+        self._tool_calls = {call["id"]: id for id in ids for call in forest.calls[id].response.get("tool_calls", ())}
+        """Id of a tool call -> the call that made it."""
         for id in ids:
             for key in _echo_keys(self._last_message(forest.calls[id]), forest.calls[id].response):
                 self._echoes[key].append(id)
@@ -51,13 +54,19 @@ class Words:
         return max(fits)[2] if fits else None
 
     def echoed(self, head: str) -> str | None:
-        """The call whose reply stands last in the prompt of `head` as the assistant's message."""
+        """The call whose reply stands last in the prompt of `head` as the assistant's message.
+
+        Where the client has turned a reply into text of its own (smolagents does), the ids of its tool calls tell which it was.
+        """
         rows = self._prompt(head)
         for at in range(len(rows) - 1, -1, -1):
             if rows[at]["role"] == "assistant":
                 for key in _echo_keys(rows[at - 1] if at else {}, rows[at]):
                     if found := [id for id in self._echoes.get(key, ()) if self._before(id, head)]:
                         return max(found, key=lambda id: (self._same_voice(id, head), self._forest.calls[id].ended_at, id))
+                told = [self._tool_calls[word] for word in re.findall(r"\w+", _text(rows[at])) if word in self._tool_calls]
+                if found := [id for id in told if self._before(id, head)]:
+                    return found[-1]
         return None
 
     def carried(self, head: str, tails: Iterable[str]) -> list[str]:

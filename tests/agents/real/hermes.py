@@ -58,6 +58,11 @@ def think(reasoning: str, reply: str) -> str:
     return f"<think>\n{reasoning}\n</think>\n\n{reply}"
 
 
+def told(*replies: str) -> Play:
+    """One reply for each of the agent's turns; for agents that show the results of tools in words of their own."""
+    return lambda prompt: replies[min(len(prompt.replies), len(replies) - 1)]
+
+
 def steps(*replies: str, done: str = "The mean is right now and the test passes.", side: str = "Fix a failing test") -> Play:
     """One reply for each number of tool results; `done` when there are as many as replies; `side` where no tools are offered."""
 

@@ -43,8 +43,11 @@ async def test_what_follows_a_compaction_is_a_continuation(stage: Callable[..., 
     (main,) = seen.chains(LineageKind.MAIN)
     names = [[tool["name"] for tool in reply.response.get("tool_calls", [])] for reply in main]
     assert names == [["read"], ["bash"], ["bash"]]
-    (after,) = seen.chains(LineageKind.CONTINUATION)
+    goes_on = [lineage for lineage in seen.lineages if lineage.kind is LineageKind.CONTINUATION]
+    assert {lineage.of for lineage in goes_on} == {main[-1].id}
+    summary, after = sorted(seen.chains(LineageKind.CONTINUATION), key=len)
+    assert [reply.response["content"] for reply in summary] == [SUMMARY]
     assert [[tool["name"] for tool in reply.response.get("tool_calls", [])] for reply in after] == [["edit"], ["bash"], []]
-    assert seen.kinds == {"main": 1, "continuation": 1, "side": 1}
-    assert seen.forks == {"root": 2}
+    assert (seen.kinds, seen.forks) == ({"main": 1, "continuation": 2}, {"root": 2})
     check_ids(seen)
+    assert seen.delivery.trained == seen.delivery.sampled

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from hermes import Play, call, steps, think
+from hermes import Play, Prompt, call, steps, think, told
 from stage import INSTRUCTION, Performance, check_ids
 
 from openforge.agents import ADAPTERS
@@ -21,6 +21,7 @@ pytestmark = pytest.mark.slow
 
 BUG, FIX = "/ (len(values) + 1)", "/ len(values)"
 LOOK, TEST = "Where is the bug?", "Now the test."
+PATCH = f"*** Begin Patch\n*** Update File: mean.py\n@@\n-    return sum(values) {BUG}\n+    return sum(values) {FIX}\n*** End Patch"
 SED = f"sed -i 's|{BUG}|{FIX}|' mean.py"
 
 
@@ -36,17 +37,29 @@ class Part:
     arguments: list[str] = field(default_factory=list)
 
 
-def library(finish: str | None = None) -> Part:
-    """The agents in `adapters/programs` have the same three tools."""
-    replies = [
-        think(LOOK, "I will look at it first.\n" + call("read_file", path="mean.py")),
-        call("edit_file", path="mean.py", old=BUG, new=FIX),
-        think(TEST, call("run_command", command="python test_mean.py")),
-    ]
-    main = [["read_file"], ["edit_file"], ["run_command"]]
-    if finish is None:
-        return Part(lambda _: steps(*replies), [*main, []])
-    return Part(lambda _: steps(*replies, call(finish, answer="The test passes.")), [*main, [finish]])
+THREE_TOOLS = (
+    think(LOOK, "I will look at it first.\n" + call("read_file", path="mean.py")),
+    call("edit_file", path="mean.py", old=BUG, new=FIX),
+    think(TEST, call("run_command", command="python test_mean.py")),
+)
+"""For the agents in `adapters/programs`, which have the same tools."""
+LIBRARY = Part(lambda _: steps(*THREE_TOOLS), [["read_file"], ["edit_file"], ["run_command"], []])
+
+
+def replace(old: str, new: str) -> str:
+    """As aider wants it."""
+    return f"mean.py\n```\n<<<<<<< SEARCH\n    return sum(values) {old}\n=======\n    return sum(values) {new}\n>>>>>>> REPLACE\n```\n"
+
+
+def guesses(workspace: Path) -> Play:
+    """Two wrong ones, which aider answers with what the test printed, and the right one."""
+    path = [BUG, "/ (len(values) + 2)", "/ (len(values) + 3)", FIX]
+
+    def play(prompt: Prompt) -> str:
+        at = max(at for at, text in enumerate(path) if prompt.says(text))
+        return f"The divisor is wrong.\n\n{replace(path[at], path[at + 1])}"
+
+    return play
 
 
 PARTS = {
@@ -61,7 +74,7 @@ PARTS = {
     "codex": Part(
         lambda _: steps(
             think(LOOK, "I will look at it first.\n" + call("exec_command", cmd="cat mean.py")),
-            call("exec_command", cmd=SED),
+            call("exec_command", cmd=f"apply_patch <<'EOF'\n{PATCH}\nEOF"),
             think(TEST, call("exec_command", cmd="python test_mean.py")),
         ),
         [["exec_command"], ["exec_command"], ["exec_command"], []],
@@ -102,10 +115,24 @@ PARTS = {
         ),
         [["bash"], ["bash"], ["bash"], ["bash"]],
     ),
-    "smolagents": library("final_answer"),
-    "openai-agents": library(),
-    "langgraph-openai": library(),
-    "langgraph-anthropic": library(),
+    # It rebuilds its prompt for every call (the files' new state, then a reminder), so each call is a root that goes on from the last.
+    "aider": Part(
+        guesses,
+        [[]],
+        kinds={"main": 1, "continuation": 2},
+        forks={"root": 2},
+        arguments=["--edit-format", "diff", "--auto-test", "--test-cmd", "python test_mean.py", "mean.py"],
+    ),
+    # It shows the model its own tool calls as text, which no reply ever was, so each call goes on from an edited history.
+    "smolagents": Part(
+        lambda _: told(*THREE_TOOLS, call("final_answer", answer="The test passes.")),
+        [["read_file"]],
+        kinds={"main": 1, "continuation": 3},
+        forks={"edited": 3},
+    ),
+    "openai-agents": LIBRARY,
+    "langgraph-openai": LIBRARY,
+    "langgraph-anthropic": LIBRARY,
 }
 
 
