@@ -85,7 +85,11 @@ async def test_body_that_unpacks_beyond_the_limit_is_a_413_and_is_not_unpacked(m
         assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
 
 
-@pytest.mark.parametrize("body", [b"nonsense", b"", gzip.compress(b"{}" * 1000)[:-12], zstandard.compress(b'{"a": 1}' * 999)[:-4]])
+@pytest.mark.parametrize(
+    "body",
+    [b"nonsense", b"", gzip.compress(b"{}" * 1000)[:-12], zstandard.compress(b'{"a": 1}' * 999)[:-4]],
+    ids=["nonsense", "empty", "cut gzip", "cut zstd"],
+)
 @pytest.mark.parametrize("encoding", ["gzip", "zstd"])
 async def test_body_that_does_not_unpack_is_a_400(house, encoding, body):
     house.gateway.open("r1", sampling=Sampling())
