@@ -66,7 +66,9 @@ async def test_a_plain_fallback_of_a_stream_gets_the_streamed_reply(house):
     assert len(house.log.calls) == 1
 
 
-@pytest.mark.parametrize("change", [{"temperature": 0.5}, {"messages": [*ASK, *ASK]}, {"tools": [{"type": "function", "function": {"name": "f"}}]}])
+@pytest.mark.parametrize(
+    "change", [{"temperature": 0.5}, {"messages": [*ASK, *ASK]}, {"tools": [{"type": "function", "function": {"name": "f"}}]}]
+)
 async def test_a_retry_of_something_else_is_sampled(house, change):
     await house.client()
     await ask(house)
