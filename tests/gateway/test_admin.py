@@ -11,6 +11,7 @@ import httpx
 import openai
 import pytest
 
+from openforge.gateway import listen
 from openforge.gateway.admin import Admin
 from openforge.gateway.sampling import UNLIMITED
 from openforge.pool import Store
@@ -41,9 +42,10 @@ class Desk:
 async def desk(house: Any, tmp_path: Path) -> AsyncIterator[Desk]:
     with Store.open(tmp_path / "calls.db") as store:
         admin = Admin(house.gateway, store, key=KEY, base_paths={"chat": "/v1", "messages": ""}, sampling=Sampling(max_tokens=UNLIMITED))
-        async with httpx.AsyncClient(base_url=house.address, headers={"authorization": f"Bearer {KEY}"}) as http:
-            yield Desk(house, store, admin, http)
-        await admin.close()
+        async with listen(house.gateway, more=admin.routes()) as house.address:
+            async with httpx.AsyncClient(base_url=house.address, headers={"authorization": f"Bearer {KEY}"}) as http:
+                yield Desk(house, store, admin, http)
+            await admin.close()
 
 
 async def test_a_rollout_is_minted_used_watched_and_closed(desk):

@@ -138,7 +138,7 @@ class Counting(Chat):
 
 async def test_counting_tokens_is_recorded_and_disturbs_nothing(monkeypatch, make_house):
     """claude-relay-service#731: clients count forty times at their start."""
-    monkeypatch.setattr("openforge.gateway.server.DIALECTS", (Counting(),))
+    monkeypatch.setattr("openforge.gateway.routes.DIALECTS", (Counting(),))
     async with make_house() as house:
         await house.client()
         async with httpx.AsyncClient() as client:
@@ -161,7 +161,7 @@ async def test_counting_tokens_is_recorded_and_disturbs_nothing(monkeypatch, mak
 
 
 async def test_a_count_that_cannot_be_recorded_is_a_503(monkeypatch, make_house):
-    monkeypatch.setattr("openforge.gateway.server.DIALECTS", (Counting(),))
+    monkeypatch.setattr("openforge.gateway.routes.DIALECTS", (Counting(),))
     async with make_house() as house:
         await house.client()
         house.log.error = OSError("No space left on device")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import dataclass, replace
 
@@ -224,10 +225,14 @@ values = st.recursive(
 arguments = st.dictionaries(words, values, max_size=3)
 
 
+ids = itertools.count()
+"""The gateway never gives an id twice."""
+
+
 @st.composite
 def replies(draw: st.DrawFn) -> Message:
     text = draw(words.map(str.strip))
-    calls = tuple(ToolCall(f"id{draw(st.integers(0, 99))}", "add", json.dumps(a)) for a in draw(st.lists(arguments, max_size=2)))
+    calls = tuple(ToolCall(f"id{next(ids)}", "add", json.dumps(a)) for a in draw(st.lists(arguments, max_size=2)))
     return Message("assistant", text, reasoning=draw(st.sampled_from(["", "hm"])), tool_calls=calls)
 
 

@@ -16,12 +16,13 @@ from typing import Annotated, Any, Protocol
 from pydantic import Field, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from openforge.gateway.body import json_response, read_json
 from openforge.gateway.dialects.base import ApiError, BadRequest
+from openforge.gateway.gateway import Gateway
 from openforge.gateway.identity import api_key
 from openforge.gateway.sampling import UNLIMITED, CheckedSampling
-from openforge.gateway.server import Gateway
 from openforge.gateway.session import SessionSummary
 from openforge.types import Outcome, Rollout, Sampling, Settings
 
@@ -55,8 +56,6 @@ class _Open:
 
 
 class Admin:
-    """Adds its routes to the gateway's."""
-
     def __init__(
         self,
         gateway: Gateway,
@@ -74,9 +73,13 @@ class Admin:
         self._sampling = sampling
         self._open: dict[str, _Open] = {}
         self._expiring: set[asyncio.Task[Any]] = set()
-        gateway.add_route("/rollouts", self._mint, "POST")
-        gateway.add_route("/rollouts/{id}", self._look, "GET")
-        gateway.add_route("/rollouts/{id}", self._finish, "DELETE")
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/rollouts", self._mint, methods=["POST"]),
+            Route("/rollouts/{id}", self._look, methods=["GET"]),
+            Route("/rollouts/{id}", self._finish, methods=["DELETE"]),
+        ]
 
     async def close(self) -> None:
         """End every rollout that is still open."""

@@ -89,7 +89,7 @@ async def _serve(settings: ServeSettings, run_dir: RunDir, console: Console) -> 
         # An API of text gets the clients' own sampling parameters; an engine of ours knows none but those of the rollout.
         sampling = None if settings.upstream else Sampling(max_tokens=UNLIMITED)
         admin = Admin(gateway, store, key=key, base_paths=paths, sampling=sampling)
-        address = await stack.enter_async_context(listen(gateway, host=settings.host, port=settings.port))
+        address = await stack.enter_async_context(listen(gateway, host=settings.host, port=settings.port, more=admin.routes()))
         stack.push_async_callback(admin.close)
         console.print(f"Serving {settings.name} at {address}, recording into {run_dir.path}", highlight=False, soft_wrap=True)
         if not os.environ.get(ADMIN_KEY):
