@@ -154,3 +154,12 @@ async def test_the_small_task(adapter: str, stage: Callable[..., Awaitable[Perfo
     assert any(generated.prompt.says("test_mean.py: ok") for generated in seen.generated) is part.sees_it_pass
     check_ids(seen)
     assert not seen.left_behind
+
+
+async def test_a_signed_system_prompt_costs_no_prefix(stage: Callable[..., Awaitable[Performance]]) -> None:
+    """claude-code#68900, #50085: the attribution header changes with every request; the adapter turns it off, here it is on."""
+    part = PARTS["claude-code"]
+    seen = await stage("claude-code", part.play, env={"CLAUDE_CODE_ATTRIBUTION_HEADER": "1"})
+    assert (seen.kinds, seen.forks) == (part.kinds, part.forks)
+    assert all("normalised" in call.request for call in seen.calls)
+    check_ids(seen)
