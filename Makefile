@@ -31,7 +31,7 @@ lint: setup
 	$(BIN)/lint-imports
 
 check: lint
-	$(BIN)/pytest -m "not slow"
+	$(BIN)/pytest -m "not slow" -n 2
 
 test: lint agents
 	$(BIN)/openforge models fetch smollm2-135m-instruct

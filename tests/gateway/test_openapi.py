@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import httpx
+import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
 from schemathesis.checks import not_a_server_error
@@ -15,6 +16,7 @@ from openforge.gateway.routes import application
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 
 
+@pytest.mark.slow
 def test_running_gateway_keeps_to_its_description(running_house):
     schema = schemathesis.openapi.from_url(f"{running_house.address}/openapi.json")
     operations = [result.ok() for result in schema.get_all_operations()]
