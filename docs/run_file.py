@@ -58,7 +58,7 @@ INTRODUCTIONS = {
     "tasks": "What the agent is asked to do. A task file is UTF-8 JSON lines. Each line is an object with `instruction`; it may have `id` "
     "(by default the file's name and the line's number) and `domain`. Every other key goes to the reward as `task.data`; the agent "
     "never sees it.",
-    "agent": "The program that uses the model: exactly one of `command` and `class`. See [agents](agents.md).",
+    "agent": "The program that uses the model: exactly one of `command`, `class` and `adapter`. See [agents](agents.md).",
     "reward": "How a rollout is scored: exactly one of `function` and `command`. The whole section may be left out where a "
     "white-box agent scores "
     "itself. See [agents](agents.md#rewards).",

@@ -117,3 +117,31 @@ def test_versions_are_exact() -> None:
         separator = "@" if adapter.registry == "npm" else "=="
         assert all(package.rpartition(separator)[2][0].isdigit() for package in adapter.packages)
         assert adapter.version[0].isdigit()
+
+
+async def test_a_login_of_the_users_own_is_not_found(
+    tmp_path: Path, pretend: Callable[[str], Installation], make_context: Callable[..., AgentContext], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """gemini-cli#15430: with a cached login the base URL was ignored. Here nothing of the user's HOME or keys can reach an agent."""
+    (tmp_path / "home" / ".claude").mkdir(parents=True)
+    (tmp_path / "home" / ".claude" / ".credentials.json").write_text("{}")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("ANTHROPIC_AUTH_TOKEN", "the user's own")
+    pretend("claude-code")
+    seen = json.loads((await attempt(make_context(), tmp_path, adapter="claude-code")).output)
+    assert "ANTHROPIC_AUTH_TOKEN" not in seen["env"]
+    assert not any("credentials" in path for path in seen["files"])
+
+
+async def test_codex_gets_a_provider_of_its_own(
+    tmp_path: Path, pretend: Callable[[str], Installation], make_context: Callable[..., AgentContext]
+) -> None:
+    """codex#11698: overrides of built-in providers are ignored; codex#7782: only the Responses wire is left."""
+    pretend("codex")
+    context = make_context()
+    argv = json.loads((await attempt(context, tmp_path, adapter="codex")).output)["argv"]
+    settings = dict(argv[at + 1].split("=", 1) for at, part in enumerate(argv) if part == "--config")
+    provider = json.loads(settings["model_provider"])
+    assert provider not in ("openai", "azure", "oss", "ollama", "lmstudio", "amazon-bedrock")
+    assert json.loads(settings[f"model_providers.{provider}.wire_api"]) == "responses"
+    assert json.loads(settings[f"model_providers.{provider}.base_url"]) == context.base_url

@@ -5,6 +5,7 @@ Invariant: it counts what the coordinator would train on; it knows nothing that 
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -21,6 +22,8 @@ from openforge.run.config import read_config
 from openforge.run.live import number, percent
 from openforge.run.rundir import RunDir
 from openforge.types import Call
+
+_WORDS = ("agent", "version", "dialect", "lineages", "forks")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +53,9 @@ def agent_rows(folders: Iterable[Path]) -> list[AgentRow]:
 
 def print_agent_rows(rows: Sequence[AgentRow], console: Console | None = None) -> None:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for heading in ("agent", "version", "dialect", "rollouts", "calls", "lineages", "forks", "prefix reuse", "delivered"):
-        table.add_column(heading, justify="right" if heading in ("rollouts", "calls", "prefix reuse", "delivered") else "left")
+    for heading in ("agent", "version", "dialect", "rollouts", "calls", "lineages", "forks", "reuse", "delivered"):
+        wide = heading in ("lineages", "forks")
+        table.add_column(heading, no_wrap=not wide, min_width=14 if wide else None, justify="left" if heading in _WORDS else "right")
     for row in rows:
         table.add_row(
             row.agent,
@@ -64,7 +68,8 @@ def print_agent_rows(rows: Sequence[AgentRow], console: Console | None = None) -
             percent(row.prefix_reuse),
             percent(row.delivered),
         )
-    (console or Console()).print(table)
+    # A pipe has no width of its own.
+    (console or Console(width=None if sys.stdout.isatty() else 140)).print(table)
 
 
 def as_json(rows: Sequence[AgentRow]) -> list[dict[str, Any]]:

@@ -96,6 +96,7 @@ class PlayingEngine:
     ) -> AsyncIterator[GenerationChunk]:
         prompt = Prompt(_TURN.findall(self._tokenizer.decode(list(prompt_ids), skip_special_tokens=False)))
         sampled = [*encode(self._tokenizer, self._play(prompt)), self._end]
+        assert len(self.generated) < 40, "the play does not come to its end"
         self.generated.append(Generated(prompt, list(prompt_ids), sampled))
         for i, id in enumerate(sampled):
             await asyncio.sleep(0)

@@ -126,7 +126,7 @@ def _config(adapter: str, agent: dict[str, object], scratch: Path, run_dir: Path
         "name": "policy",
         "model": {"path": str(model), "format": "hermes"},
         "tasks": {"train": "tasks.jsonl"},
-        "agent": {"adapter": adapter, "workspace": str(PROJECT), "deadline": "240s", **agent},
+        "agent": {"adapter": adapter, "workspace": str(PROJECT), "deadline": "280s", **agent},
         "reward": {"command": ["sh", "-c", "python test_mean.py"]},
         "rollout": {"sampling": {"max_tokens": 4096}},
         "run_dir": str(run_dir),

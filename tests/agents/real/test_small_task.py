@@ -35,6 +35,8 @@ class Part:
     kinds: dict[str, int] = field(default_factory=lambda: {"main": 1})
     forks: dict[str, int] = field(default_factory=dict)
     arguments: list[str] = field(default_factory=list)
+    sees_it_pass: bool = True
+    """Whether a call follows the test that passes."""
 
 
 THREE_TOOLS = (
@@ -122,6 +124,7 @@ PARTS = {
         kinds={"main": 1, "continuation": 2},
         forks={"root": 2},
         arguments=["--edit-format", "diff", "--auto-test", "--test-cmd", "python test_mean.py", "mean.py"],
+        sees_it_pass=False,
     ),
     # It shows the model its own tool calls as text, which no reply ever was, so each call goes on from an edited history.
     "smolagents": Part(
@@ -148,5 +151,15 @@ async def test_the_small_task(adapter: str, stage: Callable[..., Awaitable[Perfo
     assert (seen.kinds, seen.forks) == (part.kinds, part.forks)
     assert {reply.dialect for reply in seen.calls} == {ADAPTERS[adapter].dialect}
     assert all(generated.prompt.says(INSTRUCTION) for generated in seen.generated)
+    assert any(generated.prompt.says("test_mean.py: ok") for generated in seen.generated) is part.sees_it_pass
     check_ids(seen)
     assert not seen.left_behind
+
+
+async def test_a_signed_system_prompt_costs_no_prefix(stage: Callable[..., Awaitable[Performance]]) -> None:
+    """claude-code#68900, #50085: the attribution header changes with every request; the adapter turns it off, here it is on."""
+    part = PARTS["claude-code"]
+    seen = await stage("claude-code", part.play, env={"CLAUDE_CODE_ATTRIBUTION_HEADER": "1"})
+    assert (seen.kinds, seen.forks) == (part.kinds, part.forks)
+    assert all("normalised" in call.request for call in seen.calls)
+    check_ids(seen)

@@ -41,7 +41,7 @@ class Adapter:
     """As the run file writes it."""
     registry: Literal["npm", "pypi"]
     packages: tuple[str, ...]
-    """With exact versions; the first is the agent's own."""
+    """With exact versions; the first is the agent's own, others are what its wiring and its prompts hang on."""
     program: str
     """In the installation's folder of programs."""
     dialect: Dialect

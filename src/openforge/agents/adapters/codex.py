@@ -17,6 +17,8 @@ def wire(context: AgentContext) -> Wiring:
         f"{provider}.env_key": "OPENAI_API_KEY",
         f"{provider}.wire_api": "responses",
         "model_context_window": context.context_length,
+        # A login shell would read the machine's profile and lose the attempt's PATH.
+        "allow_login_shell": False,
         "analytics.enabled": False,
         "check_for_update_on_startup": False,
     }

@@ -7,7 +7,7 @@ from openforge.agents.context import AgentContext
 from openforge.agents.environment import Dialect
 
 
-def _adapter(name: str, dialect: Dialect, client: str) -> Adapter:
+def _adapter(name: str, dialect: Dialect, client: str, sdk: str) -> Adapter:
     def wire(context: AgentContext) -> Wiring:
         return Wiring(
             options=[f"{PROGRAMS}/langgraph_agent.py", dialect], task=[context.task.instruction], env={"LANGSMITH_TRACING": "false"}
@@ -16,7 +16,7 @@ def _adapter(name: str, dialect: Dialect, client: str) -> Adapter:
     return Adapter(
         name=name,
         registry="pypi",
-        packages=("langgraph==1.2.24", "langchain==1.5.2", client),
+        packages=("langgraph==1.2.24", "langchain==1.5.2", "langchain-core==1.8.3", client, sdk),
         program="python",
         dialect=dialect,
         wire=wire,
@@ -24,5 +24,5 @@ def _adapter(name: str, dialect: Dialect, client: str) -> Adapter:
     )
 
 
-LANGGRAPH_OPENAI = _adapter("langgraph-openai", "chat", "langchain-openai==1.7.4")
-LANGGRAPH_ANTHROPIC = _adapter("langgraph-anthropic", "messages", "langchain-anthropic==1.7.10")
+LANGGRAPH_OPENAI = _adapter("langgraph-openai", "chat", "langchain-openai==1.7.4", "openai==3.57.0")
+LANGGRAPH_ANTHROPIC = _adapter("langgraph-anthropic", "messages", "langchain-anthropic==1.7.10", "anthropic==2.14.0")

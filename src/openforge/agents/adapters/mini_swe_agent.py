@@ -26,7 +26,7 @@ def wire(context: AgentContext) -> Wiring:
 MINI_SWE_AGENT = Adapter(
     name="mini-swe-agent",
     registry="pypi",
-    packages=("mini-swe-agent==2.4.6",),
+    packages=("mini-swe-agent==2.4.6", "litellm==1.110.2", "openai==3.57.0"),
     program="mini",
     dialect="chat",
     wire=wire,

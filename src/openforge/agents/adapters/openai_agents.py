@@ -17,7 +17,7 @@ def wire(context: AgentContext) -> Wiring:
 OPENAI_AGENTS = Adapter(
     name="openai-agents",
     registry="pypi",
-    packages=("openai-agents==0.24.0",),
+    packages=("openai-agents==0.24.0", "openai==3.57.0"),
     program="python",
     dialect="responses",
     wire=wire,

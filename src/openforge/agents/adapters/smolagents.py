@@ -13,7 +13,7 @@ def wire(context: AgentContext) -> Wiring:
 SMOLAGENTS = Adapter(
     name="smolagents",
     registry="pypi",
-    packages=("smolagents[openai]==1.26.0",),
+    packages=("smolagents[openai]==1.26.0", "openai==3.57.0", "huggingface-hub==2.4.0"),
     program="python",
     dialect="chat",
     wire=wire,
