@@ -332,3 +332,24 @@ def test_tokenizer_that_lacks_a_token_is_a_user_error(name):
 
     with pytest.raises(UserError, match=r"model\.format: .* needs the tokens .* lacks "):
         load_format(name, Bare())
+
+
+UNREADABLE = {
+    "a lone surrogate": '"\\ud800"',
+    "a lone surrogate for a key": '{"\\udc00": 1}',
+    "no finite number": "1e999",
+    "a depth no client reads": "[" * 300 + "]" * 300,
+}
+WRITTEN = {
+    "hermes": '<tool_call>\n{"name": "add", "arguments": {"a": %s}}\n</tool_call>',
+    "llama3": '{"name": "add", "parameters": {"a": %s}}',
+    "deepseek_v31": '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>{"a": %s}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+}
+
+
+@pytest.mark.parametrize("value", UNREADABLE.values(), ids=UNREADABLE)
+@pytest.mark.parametrize("name", WRITTEN)
+def test_call_whose_arguments_some_client_could_not_read_stays_text(name, value):
+    assert parse(format_of(name), WRITTEN[name] % '"\\ud83d\\udc4b"').tool_calls
+    text = WRITTEN[name] % value
+    assert plain(parse(format_of(name), text)) == (text, "", [])

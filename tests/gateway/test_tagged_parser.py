@@ -334,3 +334,10 @@ def test_reasoning_does_not_depend_on_how_the_text_was_cut(text, prefilled, data
     pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     parsers = [ThinkParser(TaggedParser(minimax_m2.TAGS, ()), prefilled=prefilled, call_open=minimax_m2.TAGS.open_block) for _ in range(2)]
     assert plain(run(parsers[0], *pieces)) == plain(run(parsers[1], text))
+
+
+@pytest.mark.parametrize("value", ['["\\ud800"]', '{"\\udc00": 1}', "1e999", "[" * 300 + "]" * 300, "{'a': '\\ud800'}"])
+def test_value_that_some_client_could_not_read_is_its_text(value):
+    text = f"<tool_call>\n<function=f>\n<parameter=x>\n{value}\n</parameter>\n</function>\n</tool_call>"
+    (call,) = parse("coder", text, tools=(tool(x={}),)).tool_calls
+    assert json.loads(call.arguments) == {"x": value}

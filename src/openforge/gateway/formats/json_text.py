@@ -1,18 +1,26 @@
 """JSON as a model writes it: where an object ends, and what it holds word for word.
 
-Invariant: what is read is JSON exactly (no NaN, no duplicate keys), and values keep the text they were written in.
+Invariant: what is read is JSON exactly (no NaN, no duplicate keys) that every client can read too (no lone surrogate, no number beyond a
+double's range, no great depth), and values keep the text they were written in.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import TypeGuard
 
 from openforge.gateway.formats.scan import SPACE
+from openforge.gateway.json_text import depth
+
+MAX_DEPTH = 64
+"""Where .NET's reader gives up, the strictest of clients' SDKs; and it fits into the depth that a request may have when it comes back."""
 
 _STRUCTURE = re.compile(r'["{}\[\]]')
 _STRING_STOP = re.compile(r'["\\]')
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_ESCAPED = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class ObjectScan:
@@ -71,20 +79,40 @@ def read_object(text: str) -> dict[str, tuple[object, str]] | None:
                 return None
     except (ValueError, IndexError, RecursionError):
         return None
-    return None if text[at + 1 :].strip(SPACE) else found
+    whole = not text[at + 1 :].strip(SPACE) and _readable({key: value for key, (value, _) in found.items()}, text)
+    return found if whole else None
 
 
 def is_name(value: object) -> TypeGuard[str]:
-    """Whether a value can be a tool's name. An escaped lone surrogate is legal JSON, but no JSON writer puts it out again."""
-    return isinstance(value, str) and value != "" and not any("\ud800" <= char <= "\udfff" for char in value)
+    """Whether a value can be a tool's name."""
+    return isinstance(value, str) and value != ""
+
+
+def read_json(text: str) -> object:
+    """Raises ValueError."""
+    try:
+        value: object = _DECODER.decode(text)
+    except RecursionError:
+        raise ValueError("it nests too deeply") from None
+    if not _readable(value, text):
+        raise ValueError("not every client can read it")
+    return value
 
 
 def is_json(text: str) -> bool:
     try:
-        _DECODER.decode(text)
-    except (ValueError, RecursionError):
+        read_json(text)
+    except ValueError:
         return False
     return True
+
+
+def _readable(value: object, text: str) -> bool:
+    """Whether the value of a JSON text can be read and written by all clients. Escaped lone surrogates are legal JSON, but most refuse."""
+    if depth(value) > MAX_DEPTH:
+        return False
+    plain = json.dumps(value, ensure_ascii=False) if _ESCAPED.search(text) else text
+    return _SURROGATE.search(plain) is None
 
 
 def _skip(text: str, at: int) -> int:
@@ -97,4 +125,11 @@ def _refuse(constant: str) -> object:
     raise ValueError(f"{constant} is not JSON")
 
 
-_DECODER = json.JSONDecoder(parse_constant=_refuse)
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"{text} is beyond a double's range")
+    return value
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite)

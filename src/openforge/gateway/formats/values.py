@@ -12,6 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from openforge.gateway.formats.json_text import read_json
 from openforge.gateway.turn import Tool
 
 ANY = frozenset({"string", "number", "integer", "boolean", "null", "array", "object"})
@@ -66,15 +67,16 @@ def _spelled(text: str, *, python: bool) -> tuple[object, str] | None:
     """The value other than a string that the text spells, and its JSON."""
     text = text.strip()
     try:
-        value = json.loads(text, parse_constant=_refuse)
+        value = read_json(text)
         return None if isinstance(value, str) else (value, text)
-    except (ValueError, RecursionError):
+    except ValueError:
         pass
     if not python or not text.startswith(("[", "{", "True", "False", "None")):
         return None
     try:
         value = ast.literal_eval(text)
-        return value, json.dumps(value, ensure_ascii=False, allow_nan=False)
+        written = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        return read_json(written), written
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         return None
 
@@ -134,7 +136,3 @@ class _Schema:
                 found = found.get(key.replace("~1", "/").replace("~0", "~")) if isinstance(found, dict) else None
             self._known[reference] = self.types(found, depth)
         return self._known[reference]
-
-
-def _refuse(constant: str) -> object:
-    raise ValueError(f"{constant} is not JSON")
