@@ -37,6 +37,13 @@ SHAPES = ((1, 4_000), (64, 4_000), (256, 4_000), (1, 100_000), (64, 100_000))
 """(concurrent streams, tokens of history)"""
 CALLS = 8
 """Calls of a conversation that are measured; they lengthen its history by a few hundred tokens."""
+LITELLM_QUIET = {
+    "LITELLM_LOG": "ERROR",
+    "LITELLM_MODE": "PRODUCTION",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",
+}
+"""Its least work: no debugging, no look at the network, no keys."""
 LITELLM_SECONDS = 90.0
 """How long the proxy may take to start."""
 
@@ -127,8 +134,7 @@ def _litellm(program: str, bare: Server) -> Iterator[_LiteLLM]:
             (folder / "config.yaml").write_text(json.dumps({"model_list": [{"model_name": "null", "litellm_params": parameters}]}))
             port = _free_port()
             command = [program, "--config", str(folder / "config.yaml"), "--host", "127.0.0.1", "--port", str(port)]
-            quiet = {"LITELLM_LOG": "ERROR", "LITELLM_MODE": "PRODUCTION", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-            process = subprocess.Popen(command, env=os.environ | quiet, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            process = subprocess.Popen(command, env=os.environ | LITELLM_QUIET, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             stack.callback(process.wait)
             stack.callback(process.kill)
             _wait_until_alive(process, f"http://127.0.0.1:{port}/health/liveliness")
