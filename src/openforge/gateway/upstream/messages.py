@@ -15,6 +15,7 @@ from typing import Any
 import anthropic
 import httpx2
 
+from openforge.gateway.formats.values import read_arguments
 from openforge.gateway.reply import ReasoningDelta, ReplyEvent, TextDelta, ToolCallDelta, Usage
 from openforge.gateway.turn import Message, Tool, Turn
 from openforge.gateway.upstream.base import Ask, Told, refusal
@@ -207,11 +208,8 @@ def _text(text: str) -> dict[str, Any]:
 
 def _object(arguments: str) -> dict[str, Any]:
     """The API takes an object alone; arguments that are none are shown to it as text."""
-    try:
-        value = json.loads(arguments or "{}")
-    except ValueError:
-        value = arguments
-    return value if isinstance(value, dict) else {"arguments": arguments}
+    value = read_arguments(arguments or "{}")
+    return {"arguments": arguments} if value is None else value
 
 
 def _usage(usage: Any) -> Usage:
