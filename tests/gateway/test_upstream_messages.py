@@ -206,6 +206,18 @@ async def test_an_error_has_the_clients_shape_and_the_upstreams_status(upstream,
     assert len(upstream.bodies) == 1
 
 
+async def test_a_redirect_is_not_followed_so_the_key_goes_nowhere_else(upstream, serve_script):
+    async with serve_script(upstream.answer) as there:
+        redirect = httpx.Response(307, headers={"location": f"{there}/v1/messages/count_tokens"})
+        async with serve_script(lambda _: redirect) as url:
+            api = MessagesApi(url, "sk-ant-secret", "m")
+            with pytest.raises(ApiError, match="redirects") as failed:
+                await api.count(Turn(messages=(Message("user", "hello"),)))
+            await api.close()
+    assert failed.value.status == 502
+    assert not upstream.bodies
+
+
 async def test_an_error_page_becomes_one_short_line(upstream, serve_script):
     page = "<html>\n<h1>Bad gateway</h1>\n" + "x" * 5000
     async with serve_script(lambda _: httpx.Response(502, text=page)) as url:

@@ -98,6 +98,9 @@ def refusal(status: int | None, message: str) -> ApiError:
     if status in (401, 402, 403, 404):
         why = "it does not know the gateway's model or path" if status == 404 else "it refused the gateway's key or account"
         return ApiError(502, f"the upstream answered {status}: {why}", type="server_error", code="upstream_misconfigured")
+    if 300 <= status < 400:
+        why = f"the upstream answered {status}: it redirects; its own address must be given"
+        return ApiError(502, why, type="server_error", code="upstream_misconfigured")
     if status < 400:  # an error event in a stream that had begun well
         status = 502
     message = " ".join(message.split())[:MAX_MESSAGE]

@@ -36,7 +36,9 @@ class MessagesApi:
     """Implements `UpstreamApi`."""
 
     def __init__(self, url: str, api_key: str, model: str) -> None:
-        self._client = anthropic.AsyncAnthropic(base_url=url, api_key=api_key, max_retries=0)
+        # Followed to another host, a redirect would take the key's header there.
+        http = anthropic.DefaultAsyncHttpxClient(follow_redirects=False)
+        self._client = anthropic.AsyncAnthropic(base_url=url, api_key=api_key, max_retries=0, http_client=http)
         self._model = model
         self._thoughts: OrderedDict[bytes, list[dict[str, Any]]] = OrderedDict()
         """A reply's signed thinking blocks by the hash of their text: no other dialect carries signatures."""
