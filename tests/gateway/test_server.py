@@ -6,11 +6,14 @@ import asyncio
 import json
 import socket
 
+import anthropic
 import httpx
 import openai
 import pytest
 
 from openforge.gateway import SessionSummary, listen
+from openforge.gateway.recorder import Recorder
+from openforge.gateway.splice import Plan
 from openforge.types import FinishReason, PromptTooLong, Sampling, UserError
 
 ASK = [{"role": "user", "content": "hello"}]
@@ -249,6 +252,17 @@ async def test_log_that_fails_is_a_fault_and_the_reply_is_not_completed(house, s
 
 
 @pytest.mark.parametrize("stream", [False, True])
+async def test_call_that_cannot_be_written_down_is_a_fault_and_leaves_nobody_waiting(house, monkeypatch, stream):
+    await house.client()
+    monkeypatch.setattr(Recorder, "_call", lambda *_: 1 // 0)
+    answer = await post(house, {"stream": stream})
+    assert b"[DONE]" not in answer.content
+    assert b"could not be recorded" in answer.content
+    assert isinstance(house.gateway.fault, ZeroDivisionError)
+    assert house.gateway.in_flight == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
 async def test_client_that_goes_away_aborts_its_call_and_what_was_sampled_is_recorded(house, stream):
     client = await house.client()
     house.say("one two three", pause_at=3)
@@ -341,3 +355,21 @@ async def test_reply_as_long_as_the_run_allows_does_not_truncate_the_rollout(hou
     house.say("one two three four")
     await client.chat.completions.create(model="m", messages=ASK)
     assert not (await house.gateway.close("r1")).truncated
+
+
+async def test_rollout_closed_while_its_tokens_are_counted_gets_no_call_after_its_end(house, monkeypatch):
+    counting, go_on = asyncio.Event(), asyncio.Event()
+
+    async def tokenise(plan):
+        counting.set()
+        await go_on.wait()
+
+    monkeypatch.setattr(Plan, "tokenise", tokenise)
+    client = await house.anthropic()
+    asked = asyncio.create_task(client.messages.count_tokens(model="m", messages=ASK))
+    await counting.wait()
+    await house.gateway.close("r1")
+    go_on.set()
+    with pytest.raises(anthropic.NotFoundError, match="is not open"):
+        await asked
+    assert not house.log.calls

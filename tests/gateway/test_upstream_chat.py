@@ -351,3 +351,31 @@ async def test_a_call_without_a_name_or_an_id_does_not_break_the_stream(scripted
     reply = await (await front.client()).chat.completions.create(model="m", messages=ASK, tools=TOOLS)
     (call,) = reply.choices[0].message.tool_calls
     assert (call.id.startswith("call_"), call.function.name, call.function.arguments) == (True, "", "{}")
+
+
+NONSENSE = [
+    "{oops",
+    [1, 2],
+    5,
+    {"choices": 5},
+    {"choices": ["x"]},
+    chunk({"content": 5}),
+    chunk({"content": [{"type": "text", "text": "hi"}]}),
+    chunk({"content": "\ud83d"}),
+    chunk({"tool_calls": [{"index": 0, "id": "a", "function": {"name": "add", "arguments": {"a": 1}}}]}),
+    {"choices": [], "model": "\ud83d"},
+    {"choices": [], "usage": {"prompt_tokens": "many", "completion_tokens": 1}},
+]
+
+
+@pytest.mark.parametrize("nonsense", NONSENSE, ids=str)
+async def test_an_upstream_that_sends_nonsense_fails_its_call_and_no_other(scripted, nonsense):
+    script, front = scripted
+    script.chunks = [chunk({"content": "hi"}), nonsense, chunk({}, "stop"), "[DONE]"]
+    client = await front.client()
+    with pytest.raises(openai.APIStatusError, match="makes no sense") as failed:
+        await client.chat.completions.create(model="m", messages=ASK)
+    assert failed.value.status_code == 502
+    assert front.log.calls[0].response["content"] == "hi"
+    script.chunks = [chunk({"content": "well"}), chunk({}, "stop"), "[DONE]"]
+    assert (await client.chat.completions.create(model="m", messages=ASK)).choices[0].message.content == "well"

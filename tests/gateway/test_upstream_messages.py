@@ -206,6 +206,28 @@ async def test_an_error_has_the_clients_shape_and_the_upstreams_status(upstream,
     assert len(upstream.bodies) == 1
 
 
+async def test_a_redirect_is_not_followed_so_the_key_goes_nowhere_else(upstream, serve_script):
+    async with serve_script(upstream.answer) as there:
+        redirect = httpx.Response(307, headers={"location": f"{there}/v1/messages/count_tokens"})
+        async with serve_script(lambda _: redirect) as url:
+            api = MessagesApi(url, "sk-ant-secret", "m")
+            with pytest.raises(ApiError, match="redirects") as failed:
+                await api.count(Turn(messages=(Message("user", "hello"),)))
+            await api.close()
+    assert failed.value.status == 502
+    assert not upstream.bodies
+
+
+async def test_an_error_page_becomes_one_short_line(upstream, serve_script):
+    page = "<html>\n<h1>Bad gateway</h1>\n" + "x" * 5000
+    async with serve_script(lambda _: httpx.Response(502, text=page)) as url:
+        api = MessagesApi(url, "k", "m")
+        with pytest.raises(ApiError, match="<html> <h1>Bad gateway</h1> x") as failed:
+            await api.count(Turn(messages=(Message("user", "hello"),)))
+        await api.close()
+    assert len(failed.value.message) < 600
+
+
 async def test_an_error_event_in_the_stream_ends_the_reply(upstream):
     upstream.blocks, upstream.error = [text("half")], {"type": "overloaded_error", "message": "Overloaded"}
     with pytest.raises(openai.InternalServerError, match="Overloaded"):
@@ -238,7 +260,13 @@ def test_parameters_are_those_the_api_has():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sent"), [('{"a": 1}', {"a": 1}), ("", {}), ("[1]", {"arguments": "[1]"}), ("{", {"arguments": "{"})]
+    ("arguments", "sent"),
+    [
+        ('{"a": 1}', {"a": 1}),
+        ("", {}),
+        *((text, {"arguments": text}) for text in ("[1]", "{", '{"a": "\\ud800"}', '{"a": 1e999}', '{"a":' * 20_000)),
+    ],
+    ids=lambda value: str(value)[:20],
 )
 async def test_arguments_that_are_no_object_are_shown_as_text(upstream, arguments, sent):
     call = ToolCall("a", "add", arguments)

@@ -168,6 +168,7 @@ class Gateway:
         plan = session.splicer.plan(turn.messages, turn.tools)
         await plan.tokenise()
         tokens = await self._backend.count(plan, turn)
+        self._check_open(session)
         now = time.time()
         call = Call(
             id=uuid.uuid4().hex,

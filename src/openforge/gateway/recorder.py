@@ -118,10 +118,10 @@ class Recorder:
             self._show(self._generation.flush())
         except Exception as failure:
             result = result if isinstance(result, Exception) else failure
-        message = self._reply.message()
         finish = result.finish if isinstance(result, End) else FinishReason.ERROR if isinstance(result, Exception) else FinishReason.ABORTED
-        call = self._call(finish, message, result if isinstance(result, Exception) else None)
         try:
+            message = self._reply.message()
+            call = self._call(finish, message, result if isinstance(result, Exception) else None)
             await self._log.append(call)
         except Exception as fault:
             self._on_end(self, None, fault)

@@ -12,14 +12,18 @@ from typing import Any
 
 from tokenizers import Tokenizer, models
 
+from openforge.gateway.dialects.base import ApiError
 from openforge.gateway.formats.base import ReplyParser
 from openforge.gateway.generation import Emit
 from openforge.gateway.reply import End, ReplyEvent
 from openforge.gateway.sampling import UNLIMITED
 from openforge.gateway.splice import Plan, Splicer
 from openforge.gateway.turn import Message, Tool, Turn
-from openforge.gateway.upstream.base import Ask, Told, UpstreamApi
+from openforge.gateway.upstream.base import Ask, Told, UpstreamApi, checked
 from openforge.types import SampledToken, Sampling
+
+_NONSENSE = (ValueError, TypeError, AttributeError, LookupError, AssertionError)
+"""What reading an answer raises that has another shape than its dialect's."""
 
 
 class UpstreamBackend:
@@ -53,11 +57,17 @@ class UpstreamGeneration:
         return self._told.record()
 
     async def run(self, emit: Emit) -> End:
-        async with aclosing(self._api.stream(self._ask, self._told)) as stream:
-            async for events in stream:
-                if events and self.first_token_at is None:
-                    self.first_token_at = time.time()
-                emit(events)
+        told = Told()
+        try:
+            async with aclosing(self._api.stream(self._ask, told)) as stream:
+                async for events in stream:
+                    self._told = checked(told)
+                    if events and self.first_token_at is None:
+                        self.first_token_at = time.time()
+                    emit([checked(event) for event in events])
+        except _NONSENSE as error:
+            why = f"the upstream's stream makes no sense: {type(error).__name__}: {error}"
+            raise ApiError(502, why, type="server_error", code="upstream_error") from None
         return self._told.end()
 
     def flush(self) -> list[ReplyEvent]:

@@ -7,13 +7,25 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
+
+import msgspec
 
 from openforge.gateway.dialects.base import ApiError
 from openforge.gateway.reply import End, ReplyEvent, Usage
 from openforge.gateway.sampling import UNLIMITED, client_parameters
 from openforge.gateway.turn import Turn
 from openforge.types import FinishReason, Sampling
+
+MAX_MESSAGE = 500
+"""Characters: servers and the proxies before them answer with whole pages."""
+
+T = TypeVar("T")
+
+
+def checked(told: T) -> T:
+    """What an API told, its types proven: the SDKs pass on whatever the JSON holds. Raises ValueError, also for a lone surrogate."""
+    return msgspec.json.decode(msgspec.json.encode(told), type=type(told))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +98,11 @@ def refusal(status: int | None, message: str) -> ApiError:
     if status in (401, 402, 403, 404):
         why = "it does not know the gateway's model or path" if status == 404 else "it refused the gateway's key or account"
         return ApiError(502, f"the upstream answered {status}: {why}", type="server_error", code="upstream_misconfigured")
+    if 300 <= status < 400:
+        why = f"the upstream answered {status}: it redirects; its own address must be given"
+        return ApiError(502, why, type="server_error", code="upstream_misconfigured")
     if status < 400:  # an error event in a stream that had begun well
         status = 502
+    message = " ".join(message.split())[:MAX_MESSAGE]
     kind = "rate_limit_error" if status == 429 else "invalid_request_error" if status < 500 else "server_error"
     return ApiError(status, f"the upstream answered {status}: {message}", type=kind, code="upstream_error")

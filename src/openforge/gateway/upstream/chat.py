@@ -29,7 +29,8 @@ class ChatApi:
 
     def __init__(self, url: str, api_key: str, model: str) -> None:
         # Retries are the client's: it sees the API's own status, and every attempt is a recorded call.
-        self._client = openai.AsyncOpenAI(base_url=url, api_key=api_key, max_retries=0)
+        http = openai.DefaultAsyncHttpxClient(follow_redirects=False)
+        self._client = openai.AsyncOpenAI(base_url=url, api_key=api_key, max_retries=0, http_client=http)
         self._model = model
 
     async def stream(self, ask: Ask, told: Told) -> AsyncGenerator[list[ReplyEvent], None]:

@@ -15,6 +15,7 @@ from typing import Any
 import anthropic
 import httpx2
 
+from openforge.gateway.formats.values import read_arguments
 from openforge.gateway.reply import ReasoningDelta, ReplyEvent, TextDelta, ToolCallDelta, Usage
 from openforge.gateway.turn import Message, Tool, Turn
 from openforge.gateway.upstream.base import Ask, Told, refusal
@@ -35,7 +36,9 @@ class MessagesApi:
     """Implements `UpstreamApi`."""
 
     def __init__(self, url: str, api_key: str, model: str) -> None:
-        self._client = anthropic.AsyncAnthropic(base_url=url, api_key=api_key, max_retries=0)
+        # Followed to another host, a redirect would take the key's header there.
+        http = anthropic.DefaultAsyncHttpxClient(follow_redirects=False)
+        self._client = anthropic.AsyncAnthropic(base_url=url, api_key=api_key, max_retries=0, http_client=http)
         self._model = model
         self._thoughts: OrderedDict[bytes, list[dict[str, Any]]] = OrderedDict()
         """A reply's signed thinking blocks by the hash of their text: no other dialect carries signatures."""
@@ -207,11 +210,8 @@ def _text(text: str) -> dict[str, Any]:
 
 def _object(arguments: str) -> dict[str, Any]:
     """The API takes an object alone; arguments that are none are shown to it as text."""
-    try:
-        value = json.loads(arguments or "{}")
-    except ValueError:
-        value = arguments
-    return value if isinstance(value, dict) else {"arguments": arguments}
+    value = read_arguments(arguments or "{}")
+    return {"arguments": arguments} if value is None else value
 
 
 def _usage(usage: Any) -> Usage:
