@@ -59,7 +59,8 @@ class Conversation:
         self.messages.append(asked)
         where = urlsplit(self.url)
         assert where.hostname is not None
-        if self._streams is None:
+        # Some servers close a connection that has been idle for a few seconds.
+        if self._streams is None or self._streams[0].at_eof():
             self._streams = await asyncio.open_connection(where.hostname, where.port, limit=1 << 24)
         reader, writer = self._streams
         body = json.dumps({"model": "null", "messages": self.messages, "stream": True}).encode()
