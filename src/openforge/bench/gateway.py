@@ -1,11 +1,11 @@
 """What the gateway adds to a call, and how many calls it carries, on an engine that computes nothing.
 
-Two paces. *Paced*: the engine gives a token every 20 ms, like a real one, to all calls at once, like one that batches; a call is *late* by what
-it takes beyond that, and what the gateway adds is how much later it is than on the bare server. *Flat out*: the
-engine answers at once; calls a second is what one process carries. Each client keeps a conversation of its own over one connection; a call
-extends a history that was posted before. The bare server streams the same bytes without a gateway: what HTTP and the client themselves
-take. The LiteLLM proxy, where it is installed, stands in front of that server. All of them take turns within one run, each in a process of
-its own; the gateway records durably, like in a run.
+Two paces. *Paced*: the engine gives a token every 20 ms, like a real one, to all calls at once, like one that batches; a call is *late* by
+what it takes beyond that, and what the gateway adds is how much later it is than on the bare server. *Flat out*: the engine answers at
+once; calls a second is what one process carries. Each client keeps a conversation of its own over one connection; a call extends a history
+that was posted before. The bare server streams the same bytes without a gateway: what HTTP and the client themselves take. The LiteLLM
+proxy, where it is installed, stands in front of that server. All of them take turns within one run, each in a process of its own; the
+gateway records durably, like in a run.
 """
 
 from __future__ import annotations
