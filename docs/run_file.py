@@ -82,7 +82,7 @@ MEANINGS = {
     "base_dir": "The folder that relative paths and the agent's command start from. By default the run file's own.",
     "model.path": "A Hugging Face folder, or the id of a model on the hub.",
     "agent.command": "The program and its arguments, with the placeholders `{base_url}`, `{model}`, `{instruction}`, "
-    "`{workspace}`, `{api_key}`. "
+    "`{workspace}`, `{api_key}`, `{context_length}`. "
     "See [agents](agents.md#command-agents).",
     "reward.function": "`file.py:name`, relative to the run file, or `module:name`. See [agents](agents.md#rewards).",
     "reward.command": "A program and its arguments. See [agents](agents.md#rewards).",

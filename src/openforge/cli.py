@@ -243,7 +243,7 @@ def report_agents(
 
 @app.command()
 def bench(
-    name: Annotated[str, typer.Argument(help="Which benchmark: engine.")],
+    name: Annotated[str, typer.Argument(help="Which benchmark: engine or gateway.")],
     model: Annotated[Path, typer.Option(help="Model folder.")] = Path("models/smollm2-135m-instruct"),
     repeats: Annotated[int, typer.Option(min=1)] = 3,
     json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,

@@ -26,6 +26,7 @@ def test_a_section_survives_being_written_and_read(section: dict[str, Any]) -> N
         ({"adapter": "cursor"}, "no adapter 'cursor'; there are: claude-code, codex"),
         ({"adapter": "codex", "dialect": "chat"}, "codex speaks responses"),
         ({"command": ["true"], "arguments": ["-x"]}, "'arguments' are an adapter's"),
+        ({"adapter": "smolagents", "arguments": ["-x"]}, "smolagents is a library and takes no 'arguments'"),
         ({"command": "python agent.py"}, "command"),
         ({"command": ["true"], "deadline": "soon"}, "deadline"),
         ({"command": ["true"], "dialect": "smoke signals"}, "dialect"),

@@ -59,4 +59,6 @@ class AgentSettings(Settings):
             raise ValueError("give exactly one of 'command', 'class' and 'adapter'")
         if self.arguments and self.adapter is None:
             raise ValueError("'arguments' are an adapter's; write a command's into 'command'")
+        if self.arguments and not ADAPTERS[self.adapter or ""].takes_arguments:
+            raise ValueError(f"{self.adapter} is a library and takes no 'arguments'; write a program of your own and name it in 'command'")
         return self

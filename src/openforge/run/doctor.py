@@ -133,17 +133,17 @@ def _gpu() -> str:
 
 COMPONENTS: dict[str, tuple[Callable[[], str], str]] = {
     "gpu": (_gpu, "larger models"),
-    "docker": (_docker, "tasks with a container image"),
-    "namespaces": (_namespaces, "isolated agents without a daemon"),
-    "bubblewrap": (_bubblewrap, "isolated agents without a daemon"),
+    "docker": (_docker, "nothing yet: tasks with a container image"),
+    "namespaces": (_namespaces, "nothing yet: isolated agents"),
+    "bubblewrap": (_bubblewrap, "nothing yet: isolated agents"),
     "node": (lambda: _answer("node", "--version"), "agents written for Node.js"),
     "npm": (lambda: _answer("npm", "--version"), "installing such agents"),
-    "vllm": (_library("vllm"), "rollouts on many GPUs"),
-    "sglang": (_library("sglang"), "rollouts on many GPUs"),
+    "vllm": (_library("vllm"), "a server for `openforge serve --engine`"),
+    "sglang": (_library("sglang"), "nothing yet: rollouts on many GPUs"),
     "agents": (_agents, "training inside a ready-made agent"),
     "postgres": (
         lambda: _answer("postgres", "--version") if shutil.which("postgres") else _answer("pg_isready"),
-        "a pool shared by machines",
+        "nothing yet: a pool shared by machines",
     ),
 }
 """Optional components: name → (probe, what it is used for). A probe returns what it found or raises `_Absent`."""

@@ -51,5 +51,10 @@ class Adapter:
     """Arguments with which the program ends at once and well, if it works at all."""
 
     @property
+    def takes_arguments(self) -> bool:
+        """Whether a user's arguments reach the product itself: a library is started by a program of `PROGRAMS`, which knows none."""
+        return self.program != "python"
+
+    @property
     def version(self) -> str:
         return self.packages[0].rpartition("@" if self.registry == "npm" else "==")[2]
