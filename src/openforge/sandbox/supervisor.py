@@ -118,9 +118,7 @@ class Supervisor:
                 if script:
                     become_program(env)
                     return argv[1:]
-                # Python ignores two; whoever started us (nohup, a shell's background job) may have had more ignored.
-                for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-                    signal.signal(number, signal.SIG_DFL)
+                reset_signals()
                 os.execvpe(argv[0], argv, env)
             except (OSError, ValueError) as error:
                 code = error.errno if isinstance(error, OSError) and error.errno else errno.EINVAL
@@ -198,11 +196,19 @@ def wake_on(*numbers: int) -> int:
     return wake
 
 
+def reset_signals() -> None:
+    """Python ignores two signals; whoever started us (nohup, a shell's background job) may have had more ignored."""
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(number, signal.SIG_DFL)
+
+
 def become_program(env: dict[str, str]) -> None:
     """Make a fork of this process look newly executed, as a Python program sees it."""
     signal.set_wakeup_fd(-1)
-    for number in _SIGNALS:
-        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    reset_signals()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_IGN)
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     os.environ.clear()
     os.environ.update(env)
