@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import groupby
 from typing import Any
 
 from openforge.gateway.formats.vocabulary import token_ids
@@ -26,6 +27,17 @@ def turn(role: str, text: str) -> str:
 
 def tool_response(message: Message) -> str:
     return f"{RESPONSE_OPEN}\n{message.content}\n{RESPONSE_CLOSE}"
+
+
+def turns(messages: Sequence[Message], write: Callable[[int, Message], str]) -> str:
+    """All messages as turns, one user turn for a run of tool results. `write(index, message)` gives an assistant message's text."""
+    parts: list[str] = []
+    for is_tool, run in groupby(enumerate(messages), lambda item: item[1].role == "tool"):
+        if is_tool:
+            parts.append(turn("user", "\n".join(tool_response(message) for _, message in run)))
+        else:
+            parts += [turn(m.role, write(index, m) if m.role == "assistant" else m.content) for index, m in run]
+    return "".join(parts)
 
 
 def last_query(messages: Sequence[Message], *, default: int) -> int:

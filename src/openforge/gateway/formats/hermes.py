@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from itertools import groupby
 from typing import Any
 
-from openforge.gateway.formats.chatml import ASSISTANT, END, START, stop_token_ids, tool_response, turn
+from openforge.gateway.formats.chatml import ASSISTANT, END, START, stop_token_ids, turn, turns
 from openforge.gateway.formats.hermes_parser import CALL_CLOSE, CALL_OPEN, HermesParser, text_and_calls
-from openforge.gateway.formats.think_parser import ThinkParser, think
+from openforge.gateway.formats.think_parser import ThinkParser, sampled_think
 from openforge.gateway.turn import Message, Tool
 
 
@@ -53,17 +52,11 @@ class Hermes:
 
 
 def _turns(messages: Sequence[Message]) -> str:
-    parts: list[str] = []
-    for is_tool, run in groupby(messages, lambda message: message.role == "tool"):
-        if is_tool:
-            parts.append(turn("user", "\n".join(map(tool_response, run))))
-        else:
-            parts.extend(turn(m.role, _assistant(m) if m.role == "assistant" else m.content) for m in run)
-    return "".join(parts)
+    return turns(messages, lambda _, message: _assistant(message))
 
 
 def _assistant(message: Message) -> str:
-    return (think(message.reasoning) if message.reasoning else "") + text_and_calls(message.content, message.tool_calls)
+    return sampled_think(message.reasoning, prefilled=False) + text_and_calls(message.content, message.tool_calls)
 
 
 def _preamble(tools: Sequence[Tool]) -> str:

@@ -11,14 +11,13 @@ Invariant: the rendering is the model's own chat template's. What the templates 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
 from typing import Any
 
-from openforge.gateway.formats.chatml import END, START, last_query, stop_token_ids, tool_response, turn
+from openforge.gateway.formats.chatml import END, START, last_query, stop_token_ids, turns
 from openforge.gateway.formats.hermes_parser import CALL_OPEN, HermesParser, text_and_calls
 from openforge.gateway.formats.template import USER, SystemTurn, Template
-from openforge.gateway.formats.think_parser import THINK_OPEN, ThinkParser, split_think, think
-from openforge.gateway.formats.values import to_json
+from openforge.gateway.formats.think_parser import THINK_OPEN, ThinkParser, sampled_think, split_think, think
+from openforge.gateway.formats.values import function_schema
 from openforge.gateway.turn import Message, Tool
 
 
@@ -29,7 +28,7 @@ class Qwen3:
         self.stop_token_ids = stop_token_ids(tokenizer, self.name)
         self.closing_token_ids = frozenset(self.stop_token_ids[:1])
         template = Template(tokenizer, self.name)
-        self._system = SystemTurn(template, _schema, f"{START}user\n")
+        self._system = SystemTurn(template, function_schema, f"{START}user\n")
         self._opening = template.opening()
         self._prefilled = self._opening.endswith(f"{THINK_OPEN}\n")
         asked, why = Message("user", USER), "Probing the reasoning."
@@ -38,19 +37,14 @@ class Qwen3:
     def prompt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> str:
         has_system = bool(messages) and messages[0].role == "system"
         system = messages[0].content if has_system else None
-        turns = self._turns(messages[has_system:], since=last_query(messages, default=len(messages) - 1) - has_system)
-        return self._system.render(system, tools) + turns + self._opening
+        since = last_query(messages, default=len(messages) - 1) - has_system
+        return self._system.render(system, tools) + self._turns(messages[has_system:], since=since) + self._opening
 
     def opening(self, tools: Sequence[Tool], *, after: Message) -> str:
         return f"\n{self._opening}"
 
     def reply(self, message: Message) -> str:
-        thought = think(message.reasoning)
-        if self._prefilled:
-            thought = thought.removeprefix(f"{THINK_OPEN}\n")
-        elif not message.reasoning:
-            thought = ""
-        return f"{thought}{text_and_calls(message.content, message.tool_calls)}{END}"
+        return f"{sampled_think(message.reasoning, prefilled=self._prefilled)}{text_and_calls(message.content, message.tool_calls)}{END}"
 
     def continuation(self, messages: Sequence[Message], tools: Sequence[Tool], *, after: Message, closed: bool) -> str:
         return f"{'' if closed else END}\n{self._turns(messages, since=last_query(messages, default=-1))}{self._opening}"
@@ -60,17 +54,7 @@ class Qwen3:
 
     def _turns(self, messages: Sequence[Message], *, since: int) -> str:
         """`since`: the message behind which reasoning is kept."""
-        parts: list[str] = []
-        for is_tool, run in groupby(enumerate(messages), lambda item: item[1].role == "tool"):
-            if is_tool:
-                parts.append(turn("user", "\n".join(tool_response(message) for _, message in run)))
-                continue
-            for index, message in run:
-                text = message.content
-                if message.role == "assistant":
-                    text = self._assistant(message, keep=index > since, last=index == len(messages) - 1)
-                parts.append(turn(message.role, text))
-        return "".join(parts)
+        return turns(messages, lambda index, m: self._assistant(m, keep=index > since, last=index == len(messages) - 1))
 
     def _assistant(self, message: Message, *, keep: bool, last: bool) -> str:
         reasoning, content = split_think(message, keep_end=True) if self._thinks else ("", message.content)
@@ -78,7 +62,3 @@ class Qwen3:
         if not (self._thinks and keep and (reasoning or last)):
             return body
         return think(reasoning.strip("\n")) + body[len(content) - len(content.lstrip("\n")) :]
-
-
-def _schema(tool: Tool) -> str:
-    return to_json({"type": "function", "function": tool.record()})

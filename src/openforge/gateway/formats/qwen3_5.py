@@ -13,15 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import groupby
 from typing import Any
 
-from openforge.gateway.formats.chatml import END, START, last_query, stop_token_ids, tool_response, turn
+from openforge.gateway.formats.chatml import END, START, last_query, stop_token_ids, turns
 from openforge.gateway.formats.fold import fold_systems
 from openforge.gateway.formats.tagged_parser import TaggedParser
 from openforge.gateway.formats.template import USER, SystemTurn, Template
-from openforge.gateway.formats.think_parser import THINK_OPEN, ThinkParser, split_think, think
-from openforge.gateway.formats.values import to_json
+from openforge.gateway.formats.think_parser import THINK_OPEN, ThinkParser, sampled_think, split_think, think
+from openforge.gateway.formats.values import function_schema
 from openforge.gateway.formats.xml_calls import TAGS, CallWriter
 from openforge.gateway.turn import Message, Tool
 
@@ -33,7 +32,7 @@ class Qwen35:
         self.stop_token_ids = stop_token_ids(tokenizer, self.name)
         self.closing_token_ids = frozenset(self.stop_token_ids[:1])
         template = Template(tokenizer, self.name)
-        self._system = SystemTurn(template, _schema, f"{START}user\n")
+        self._system = SystemTurn(template, function_schema, f"{START}user\n")
         self._calls = CallWriter.of(template)
         self._opening = template.opening()
         self._prefilled = self._opening.endswith(f"{THINK_OPEN}\n")
@@ -45,19 +44,14 @@ class Qwen35:
         folded = [replace(message, content=message.content.strip()) for message in fold_systems(messages, head=True)]
         has_system = bool(folded) and folded[0].role == "system"
         system = folded[0].content if has_system else None
-        turns = self._turns(folded[has_system:], since=last_query(folded, default=len(folded) - 1) - has_system)
-        return self._system.render(system, tools) + turns + self._opening
+        since = last_query(folded, default=len(folded) - 1) - has_system
+        return self._system.render(system, tools) + self._turns(folded[has_system:], since=since) + self._opening
 
     def opening(self, tools: Sequence[Tool], *, after: Message) -> str:
         return f"\n{self._opening}"
 
     def reply(self, message: Message) -> str:
-        thought = think(message.reasoning)
-        if self._prefilled:
-            thought = thought.removeprefix(f"{THINK_OPEN}\n")
-        elif not message.reasoning:
-            thought = ""
-        return f"{thought}{self._calls.body(message.content, message.tool_calls)}{END}"
+        return f"{sampled_think(message.reasoning, prefilled=self._prefilled)}{self._calls.body(message.content, message.tool_calls)}{END}"
 
     def continuation(self, messages: Sequence[Message], tools: Sequence[Tool], *, after: Message, closed: bool) -> str:
         folded = [replace(message, content=message.content.strip()) for message in fold_systems(messages, head=False)]
@@ -68,20 +62,8 @@ class Qwen35:
 
     def _turns(self, messages: Sequence[Message], *, since: int) -> str:
         """`since`: the message behind which reasoning is kept."""
-        parts: list[str] = []
-        for is_tool, run in groupby(enumerate(messages), lambda item: item[1].role == "tool"):
-            if is_tool:
-                parts.append(turn("user", "\n".join(tool_response(message) for _, message in run)))
-                continue
-            for index, message in run:
-                keep = self._keeps_all or index > since
-                parts.append(turn(message.role, self._assistant(message, keep=keep) if message.role == "assistant" else message.content))
-        return "".join(parts)
+        return turns(messages, lambda index, m: self._assistant(m, keep=self._keeps_all or index > since))
 
     def _assistant(self, message: Message, *, keep: bool) -> str:
         reasoning, content = split_think(message, keep_end=True) if self._splits else (message.reasoning, message.content)
         return (think(reasoning.strip()) if keep else "") + self._calls.body(content, message.tool_calls)
-
-
-def _schema(tool: Tool) -> str:
-    return to_json({"type": "function", "function": tool.record()})

@@ -143,3 +143,10 @@ def split_think(message: Message, *, keep_end: bool) -> tuple[str, str]:
 def think(reasoning: str) -> str:
     """Reasoning as it stands at the head of a reply."""
     return f"{THINK_OPEN}\n{reasoning}\n{THINK_CLOSE}\n\n"
+
+
+def sampled_think(reasoning: str, *, prefilled: bool) -> str:
+    """Reasoning as the model samples it: behind a `<think>` that the prompt ends with, or with its own, and then only if there is any."""
+    if prefilled:
+        return think(reasoning).removeprefix(f"{THINK_OPEN}\n")
+    return think(reasoning) if reasoning else ""

@@ -35,6 +35,11 @@ def to_json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
+def function_schema(tool: Tool) -> str:
+    """A tool as templates show it that print it with its outer type."""
+    return to_json({"type": "function", "function": tool.record()})
+
+
 class ArgumentTypes:
     """The JSON types that the parameters of one turn's tools may have."""
 
