@@ -314,23 +314,34 @@ class MaskReason(enum.StrEnum):
     """The rollout has no reward: environment error, timeout without score, cancelled."""
     ZERO_VARIANCE = "zero_variance"
     """All rollouts of the group have the same reward: no gradient."""
+    CONTEXT_LENGTH = "context_length"
+    """It lies beyond the model's context, where the trainer cannot compute what the sampler did."""
+    NO_LOGPROB = "no_logprob"
+    """Its behaviour log-probability is missing, or is no finite number."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Trajectory:
-    """One root-to-leaf token sequence of a rollout. L tokens.
+    """What one lineage adds to its rollout's token tree. L tokens, and only new ones.
 
-    A sampled token that several trajectories of one rollout pass through belongs to the first of them only: `sampled` is False in the
-    others, so that it is trained exactly once.
+    Its whole sequence is `parent`'s whole sequence [:shared] + `tokens`. `shared` reaches into the parent's own tokens (it is more than
+    the parent shares itself, and at most the length of the parent's whole sequence); it is 0 without a parent. A sampled token is in
+    exactly one trajectory.
     """
 
     rollout_id: str
     kind: LineageKind
+    parent: Trajectory | None = field(default=None, repr=False)
+    """Context: it need not be trained itself."""
+    shared: int = 0
     call_ids: list[str]
+    """Its lineage's calls; each brought the tokens behind the call before."""
+    ends: IntArray
+    """int32 [len(call_ids)]: how many tokens there are with each call's reply."""
     tokens: IntArray
     """int32 [L]"""
     sampled: BoolArray
-    """bool [L]: sampled by the policy, and this trajectory's to train."""
+    """bool [L]: sampled by the policy."""
     trained: BoolArray
     """bool [L]: sampled and not masked."""
     logprobs: FloatArray

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openforge.coordinator import delivered, lineages, mask_all, trajectories
+from openforge.coordinator import delivered, lineages, mask, trajectories
 from openforge.pool import Store
-from openforge.types import FinishReason, Fork, LineageKind, MaskReason
+from openforge.types import FinishReason, Fork, LineageKind, MaskReason, Trajectory
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +51,12 @@ def forests(draw: st.DrawFn, new: Callable[[], Any]) -> Any:
     return calls
 
 
+def whole(trajectory: Trajectory) -> list[int]:
+    """Its sequence from the root."""
+    above = whole(trajectory.parent)[: trajectory.shared] if trajectory.parent is not None else []
+    return above + trajectory.tokens.tolist()
+
+
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_every_sampled_token_is_in_exactly_one_trajectory(data: st.DataObject, new_calls: Callable[[], Any]) -> None:
@@ -65,14 +71,33 @@ def test_every_sampled_token_is_in_exactly_one_trajectory(data: st.DataObject, n
         np.testing.assert_array_equal(trajectory.logprobs, np.where(own, -0.5 - trajectory.tokens, 0).astype(np.float32))
         np.testing.assert_array_equal(trajectory.versions, np.where(own, trajectory.tokens % 3, -1))
         assert {array.dtype for array in (trajectory.tokens, trajectory.versions)} == {np.dtype(np.int32)}
-        on_path = {token for id in trajectory.call_ids for token in calls[id].sampled}
-        assert set(trajectory.tokens[own].tolist()) <= on_path
-        assert all(set(calls[id].sampled) & set(trajectory.tokens.tolist()) for id in trajectory.call_ids if calls[id].sampled)
+        for id, end in zip(trajectory.call_ids, trajectory.ends, strict=True):
+            assert trajectory.tokens[end - len(calls[id].sampled) : end].tolist() == calls[id].sampled
+        assert trajectory.ends[-1] == len(trajectory.tokens)
     total = delivered(found)
     assert total.sampled == total.trained + sum(total.masked.values()) == sum(len(call.sampled) for call in calls.values())
     failed = {FinishReason.ABORTED, FinishReason.ERROR}
     if all(call.finish not in failed and call.fork is not Fork.RETRY for call in calls.values()):
         assert set(total.masked) <= {MaskReason.SIDE}
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_all_trajectories_together_are_no_longer_than_the_record(data: st.DataObject, new_calls: Callable[[], Any]) -> None:
+    calls = data.draw(forests(new_calls))
+    found = {t for trajectory in trajectories(list(calls.values())) for t in with_parents(trajectory)}
+    replies = sum(len(call.sampled) for call in calls.values())
+    prompts = sum(len(call.delta) for call in calls.values())
+    assert sum(len(t.tokens) for t in found) <= replies + 2 * prompts  # behind a dropped reply, what was said instead is repeated once
+    for t in found:
+        if t.parent is not None:
+            assert t.parent.shared < t.shared <= len(whole(t.parent))
+        else:
+            assert t.shared == 0
+
+
+def with_parents(trajectory: Trajectory) -> list[Trajectory]:
+    return [trajectory, *(with_parents(trajectory.parent) if trajectory.parent is not None else [])]
 
 
 @settings(max_examples=100, deadline=None)
@@ -105,7 +130,7 @@ def test_a_trajectory_is_its_last_calls_sequence_in_the_store(
     tails = {lineage.call_ids[-1]: lineage for lineage in lineages(stored)}
     for trajectory in trajectories(stored):
         assert trajectory.kind is tails[trajectory.call_ids[-1]].kind
-        assert trajectory.tokens.tolist() == lasting_store.sequence(trajectory.call_ids[-1])
+        assert whole(trajectory) == lasting_store.sequence(trajectory.call_ids[-1])
 
 
 def test_a_shared_prefix_is_trained_once(calls: Any) -> None:
@@ -114,9 +139,10 @@ def test_a_shared_prefix_is_trained_once(calls: Any) -> None:
     found = trajectories(list(calls.values()))
     assert [(t.kind, t.call_ids, int(t.trained.sum())) for t in found] == [
         (LineageKind.MAIN, ["a", "b", "c"], 12),
-        (LineageKind.SUB_AGENT, ["a", "x", "y"], 8),
-        (LineageKind.ORPHAN, ["a", "z"], 4),
+        (LineageKind.SUB_AGENT, ["x", "y"], 8),
+        (LineageKind.ORPHAN, ["z"], 4),
     ]
+    assert [(t.parent, t.shared) for t in found] == [(None, 0), (found[0], 7), (found[0], 7)]
 
 
 def test_masks_name_their_reasons(calls: Any) -> None:
@@ -135,7 +161,7 @@ def test_masks_name_their_reasons(calls: Any) -> None:
 def test_masking_all_keeps_earlier_reasons(calls: Any) -> None:
     calls.add("a")
     calls.add("b", "a", finish=FinishReason.ERROR, sampled=2)
-    masked = [mask_all(trajectory, MaskReason.NO_REWARD) for trajectory in trajectories(list(calls.values()))]
+    masked = [mask(trajectory, MaskReason.NO_REWARD) for trajectory in trajectories(list(calls.values()))]
     assert not any(trajectory.trained.any() for trajectory in masked)
     assert delivered(masked).masked == {MaskReason.NO_REWARD: 4, MaskReason.ERROR: 2}
     assert delivered([]).sampled == 0

@@ -39,6 +39,7 @@ def test_the_metrics_page_names_every_column(read_page: Read, tiny_model: Path) 
         rollout_id="r",
         kind=LineageKind.MAIN,
         call_ids=[],
+        ends=np.empty(0, np.int32),
         tokens=tokens,
         sampled=sampled,
         trained=sampled,
@@ -48,7 +49,7 @@ def test_the_metrics_page_names_every_column(read_page: Read, tiny_model: Path) 
     )
     trained = TrainEngine(tiny_model, TrainSettings()).step([build([path], {"r": 1.0}, token_weights([path]))])
     text = read_page("docs/metrics-and-report.md").text
-    for column in (*make_batch([], TrainSettings(), 0).row, *trained):
+    for column in (*make_batch([], TrainSettings(), version=0, vocabulary=8, context_length=8).row, *trained):
         assert f"`{column}`" in text, f"docs/metrics-and-report.md lacks {column}"
 
 

@@ -22,6 +22,7 @@ def item(rollout_id: str, trained: list[bool]) -> Trajectory:
         rollout_id=rollout_id,
         kind=LineageKind.MAIN,
         call_ids=[],
+        ends=np.empty(0, np.int32),
         tokens=ids,
         sampled=mask,
         trained=mask,

@@ -31,5 +31,5 @@ def _call(id: str, **request: object) -> Call:
 def test_prefixes_won_back_are_summed_over_the_calls() -> None:
     rollout = Rollout(id="r", task_id="t", unit=0, index=0, outcome=Outcome.FINISHED, reward=Reward(value=1.0))
     calls = [_call("a"), _call("b", normalised={"removed": [], "prefix_won": 40}), _call("c", normalised={"removed": [], "prefix_won": 2})]
-    batch = make_batch([Group(unit=0, members=[(rollout, calls)])], TrainSettings(), 0)
+    batch = make_batch([Group(unit=0, members=[(rollout, calls)])], TrainSettings(), version=0, vocabulary=8, context_length=8)
     assert batch.row["prefix_won"] == 42

@@ -54,12 +54,18 @@ def float64_model(name: str) -> PreTrainedModel:
     return model
 
 
-def trajectory(rollout_id: str, tokens: Sequence[int], trained: Sequence[bool], version: int = 0) -> Trajectory:
+def trajectory(
+    rollout_id: str, tokens: Sequence[int], trained: Sequence[bool], version: int = 0, *, parent: Trajectory | None = None, shared: int = 0
+) -> Trajectory:
+    """`tokens`, `trained`: its own."""
     mask = np.array(trained, bool)
     return Trajectory(
         rollout_id=rollout_id,
         kind=LineageKind.MAIN,
+        parent=parent,
+        shared=shared,
         call_ids=[],
+        ends=np.empty(0, np.int32),
         tokens=np.array(tokens, np.int32),
         sampled=mask,
         trained=mask,
@@ -67,6 +73,12 @@ def trajectory(rollout_id: str, tokens: Sequence[int], trained: Sequence[bool], 
         versions=np.where(mask, version, -1).astype(np.int32),
         masked={},
     )
+
+
+def sequence(trajectory: Trajectory) -> list[int]:
+    """The whole of it, from the root."""
+    above = sequence(trajectory.parent)[: trajectory.shared] if trajectory.parent is not None else []
+    return above + trajectory.tokens.tolist()
 
 
 @dataclass
@@ -80,20 +92,28 @@ class Forest:
 
 @st.composite
 def forests(draw: st.DrawFn) -> Forest:
-    """Few distinct tokens and many extensions of earlier sequences: deep and wide trees, tiny nodes, duplicates, branches anywhere."""
-    sequences: list[list[int]] = []
-    token = st.integers(0, VOCABULARY - 1)
-    for _ in range(draw(st.integers(1, 7))):
-        prefix: list[int] = []
-        if sequences and draw(st.booleans()):
-            earlier = draw(st.sampled_from(sequences))
-            prefix = earlier[: draw(st.integers(0, len(earlier)))]
-        sequences.append(prefix + draw(st.lists(token, min_size=0 if len(prefix) > 1 else 2, max_size=8)))
-    rollouts = [f"r{draw(st.integers(0, 3))}" for _ in sequences]
-    trained = [[False, *draw(st.lists(st.booleans(), min_size=len(s) - 1, max_size=len(s) - 1))] for s in sequences]
+    """Few distinct tokens, and lineages that leave others anywhere: deep chains, wide fans, tiny nodes, duplicates, branches in sampled
+    text, replies without a token, sub-agents with a root of their own; parents that are not trained, or not among the trajectories."""
+    made: list[Trajectory] = []
+    latest = draw(st.booleans())
+    for _ in range(draw(st.integers(1, 9))):
+        rollout, parent, shared = f"r{draw(st.integers(0, 3))}", None, 0
+        own = [other for other in made if other.rollout_id == rollout and len(other.tokens)]
+        if own and draw(st.integers(0, 3)):
+            parent = own[-1] if latest else draw(st.sampled_from(own))
+            shared = parent.shared + draw(st.integers(1, len(parent.tokens)))
+        if made and draw(st.integers(0, 3)) == 0:  # what another rollout, or another lineage, has said as well
+            tokens = draw(st.sampled_from(made)).tokens.tolist()
+        else:
+            tokens = draw(st.lists(st.integers(0, VOCABULARY - 1), min_size=0 if parent else 1, max_size=8))
+        trained = draw(st.lists(st.booleans(), min_size=len(tokens), max_size=len(tokens)))
+        if parent is None and trained:
+            trained[0] = False
+        made.append(trajectory(rollout, tokens, trained, parent=parent, shared=shared))
+    kept = [item for item in made if draw(st.integers(0, 4))]
     numbers = st.floats(-2, 2, width=32)
     return Forest(
-        [trajectory(r, s, t) for r, s, t in zip(rollouts, sequences, trained, strict=True)],
-        {rollout: draw(numbers) for rollout in rollouts},
-        [np.array(draw(st.lists(numbers, min_size=len(s), max_size=len(s))), np.float32) for s in sequences],
+        kept,
+        {item.rollout_id: draw(numbers) for item in kept},
+        [np.array(draw(st.lists(numbers, min_size=len(item.tokens), max_size=len(item.tokens))), np.float32) for item in kept],
     )

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from forest_cases import Forest, forests, trajectory
+from forest_cases import Forest, forests, sequence, trajectory
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,7 +10,7 @@ from openforge.trees.build import build
 from openforge.trees.forward import position_ids
 from openforge.trees.pack import merge, pack
 from openforge.trees.unmerge import unmerge
-from openforge.types import TokenTree
+from openforge.types import TokenTree, Trajectory
 
 Contribution = tuple[str, tuple[int, ...], int, float, float, float, int]
 
@@ -34,18 +34,16 @@ def contributions(tree: TokenTree) -> list[Contribution]:
 def expected(forest: Forest) -> list[Contribution]:
     advantages = {name: float(np.float32(value)) for name, value in forest.advantages.items()}
     return sorted(
-        (
-            t.rollout_id,
-            tuple(t.tokens[:i].tolist()),
-            int(t.tokens[i]),
-            -0.5,
-            advantages[t.rollout_id],
-            float(w[i]),
-            0,
-        )
+        (t.rollout_id, prefix, int(t.tokens[i]), -0.5, advantages[t.rollout_id], float(w[i]), 0)
         for t, w in zip(forest.trajectories, forest.weights, strict=True)
-        for i in np.flatnonzero(t.trained)
+        for i, prefix in trained_prefixes(t)
     )
+
+
+def trained_prefixes(trajectory: Trajectory) -> list[tuple[int, tuple[int, ...]]]:
+    """Of each trained token: where it is among its trajectory's own, and the whole sequence before it."""
+    whole = sequence(trajectory)
+    return [(int(i), tuple(whole[: trajectory.shared + i])) for i in np.flatnonzero(trajectory.trained)]
 
 
 @given(forest=forests())
@@ -56,12 +54,14 @@ def test_every_trained_token_becomes_one_contribution_at_the_end_of_its_own_pref
 
 
 @given(forest=forests())
-def test_each_prefix_is_stored_once_and_only_where_a_loss_depends_on_it(forest: Forest) -> None:
+def test_the_tree_is_the_trie_of_all_whole_sequences_down_to_their_last_trained_token(forest: Forest) -> None:
     tree = build(forest.trajectories, forest.advantages, forest.weights)
     paths = [root_path(tree, p) for p in range(len(tree.tokens))]
     assert len(set(paths)) == len(paths)
-    needed = {tuple(t.tokens[: i - k].tolist()) for t in forest.trajectories for i in np.flatnonzero(t.trained) for k in range(i)}
-    assert set(paths) == needed
+    assert set(paths) == {prefix[: k + 1] for t in forest.trajectories for _, prefix in trained_prefixes(t) for k in range(len(prefix))}
+    children = np.bincount(tree.parents[tree.parents >= 0], minlength=len(tree.parents))
+    assert (children != 1).all(), "a segment goes on to its branch"
+    assert (tree.parents < np.arange(len(tree.parents))).all()
 
 
 @given(forest=forests(), budget=st.integers(1, 40), cut=st.integers(0, 7))

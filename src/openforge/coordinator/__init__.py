@@ -6,7 +6,7 @@ Invariant: every sampled token is trained or masked with a reason, once.
 from openforge.coordinator.lineage import Evidence, Lineage
 from openforge.coordinator.messages import conversation, offered_tools
 from openforge.coordinator.threads import lineages
-from openforge.coordinator.trajectory import Delivery, delivered, mask_all, trajectories
+from openforge.coordinator.trajectory import Delivery, delivered, mask, mask_beyond, trajectories
 
 __all__ = [
     "Delivery",
@@ -15,7 +15,8 @@ __all__ = [
     "conversation",
     "delivered",
     "lineages",
-    "mask_all",
+    "mask",
+    "mask_beyond",
     "offered_tools",
     "trajectories",
 ]

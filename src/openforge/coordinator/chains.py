@@ -57,11 +57,11 @@ def _one_voice(one: Call, other: Call) -> bool:
 
 
 def _retries(forest: Forest) -> dict[str, Lineage]:
-    lengths = {forest.prompt_length[id] for id, call in forest.calls.items() if call.fork is Fork.RETRY}
-    groups: dict[tuple[object, ...], list[str]] = defaultdict(list)
-    for id in forest.calls:
-        if forest.prompt_length[id] in lengths:
-            groups[forest.prompt(id)].append(id)
+    if not any(call.fork is Fork.RETRY for call in forest.calls.values()):
+        return {}
+    groups: dict[bytes, list[str]] = defaultdict(list)
+    for id, prompt in forest.prompts().items():
+        groups[prompt].append(id)
     lost: dict[str, Lineage] = {}
     for ids in groups.values():
         if not any(forest.calls[id].fork is Fork.RETRY for id in ids):

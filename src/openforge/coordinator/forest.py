@@ -1,45 +1,49 @@
 """The calls of a rollout as a forest: who hangs on whom, by what prompts really keep.
 
 Invariant: everything here follows from `parent_id` and what a prompt keeps of its parent's sequence, counted in tokens, or in messages
-where an upstream API gave no tokens. Nothing looks at the order of arrival. Parents come before their children in `calls`.
+where an upstream API gave no tokens. Nothing looks at the order of arrival. Parents come before their children in `calls`. Nothing here
+puts a whole prompt together: time and memory are O(what the calls store).
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
+from hashlib import blake2b
 from typing import Any
 
-from openforge.types import Call
+import numpy as np
+
+from openforge.types import Call, UserError
 
 
 class Forest:
-    """All calls of one rollout, in any order. A parent that is missing or of another rollout is an AssertionError."""
+    """All calls of one rollout, in any order. Calls that do not fit together are a `UserError` that names rollout and call."""
 
     def __init__(self, calls: Sequence[Call]) -> None:
-        by_id = {call.id: call for call in calls}
-        assert len(by_id) == len(calls), "a call is there twice"
         assert len({call.rollout_id for call in calls}) <= 1, "calls of several rollouts"
+        by_id = _by_id(calls)
         self.depth: dict[str, int] = {}
         """Explicit ancestors."""
         self.root: dict[str, str] = {}
         """The topmost explicit ancestor."""
         for id in by_id:
-            path = [id]
-            while path[-1] not in self.depth and (parent := by_id[path[-1]].parent_id) is not None:
-                assert parent in by_id, f"call {path[-1]}: its parent {parent} is missing"
-                path.append(parent)
+            path = _unknown_path(by_id, id, self.depth)
             if path[-1] not in self.depth:
                 self.depth[path[-1]], self.root[path[-1]] = 0, path[-1]
             for parent, child in zip(path[:0:-1], path[-2::-1], strict=True):
                 self.depth[child], self.root[child] = self.depth[parent] + 1, self.root[parent]
 
         self.calls = {id: by_id[id] for id in sorted(by_id, key=lambda id: (self.depth[id], id))}
-        self._is_text = not any(call.delta or call.sampled for call in calls)
-        self._shared = {id: call.request.get("messages_shared", 0) if self._is_text else call.shared for id, call in self.calls.items()}
-        self.prompt_length = {id: self._shared[id] + len(self._new(call)) for id, call in self.calls.items()}
+        self.is_text = not any(call.delta or call.sampled for call in calls)
+        """Whether there are messages only; lengths then count those."""
+        self.shared = {id: call.request.get("messages_shared", 0) if self.is_text else call.shared for id, call in self.calls.items()}
+        """What the prompt keeps of its parent's sequence."""
+        self.prompt_length = {id: self.shared[id] + len(self._new(call)) for id, call in self.calls.items()}
         self.length = {id: self.prompt_length[id] + len(self._reply(call)) for id, call in self.calls.items()}
         """Prompt and reply."""
+        self.owner: dict[str, str | None] = {}
+        """The ancestor that brought the last of what the prompt shares, in its prompt or as its reply; None when it shares nothing."""
         self.anchor: dict[str, str | None] = {}
         """The deepest ancestor of whose reply the prompt keeps at least a token; None when it keeps no reply at all."""
         self.extends: dict[str, bool] = {}
@@ -47,15 +51,23 @@ class Forest:
         self.anchored: dict[str, list[str]] = {id: [] for id in self.calls}
         """The calls of which this one is the anchor."""
         for id, call in self.calls.items():
-            assert self._shared[id] <= (self.length[call.parent_id] if call.parent_id else 0), f"call {id} shares more than there is"
-            anchor, kept = call.parent_id, self._shared[id]
-            while anchor is not None and kept <= self.prompt_length[anchor]:
-                kept = min(kept, self._shared[anchor])
-                anchor = self.calls[anchor].parent_id
-            self.anchor[id] = anchor
-            self.extends[id] = anchor is not None and kept == self.length[anchor]
-            if anchor is not None:
-                self.anchored[anchor].append(id)
+            self._hang(id, call)
+
+    def _hang(self, id: str, call: Call) -> None:
+        kept, owner = self.shared[id], call.parent_id
+        if not 0 <= kept <= (self.length[owner] if owner else 0):
+            raise _damaged(call, f"it shares {kept} tokens with its parent, which has {self.length[owner] if owner else 0}")
+        while owner is not None and kept <= self.shared[owner]:
+            owner = self.owner[owner]
+        self.owner[id] = owner
+        if owner is None:
+            self.anchor[id], self.extends[id] = None, False
+        elif kept > self.prompt_length[owner]:
+            self.anchor[id], self.extends[id] = owner, kept == self.length[owner]
+        else:
+            self.anchor[id], self.extends[id] = self.anchor[owner], self.extends[owner]
+        if (anchor := self.anchor[id]) is not None:
+            self.anchored[anchor].append(id)
 
     def has_tools(self, id: str) -> bool:
         """Whether its prompt offers tools; only a root's record names them."""
@@ -70,34 +82,55 @@ class Forest:
                 weights[anchor] += weights[id]
         return weights
 
-    def path(self, id: str) -> list[str]:
-        """The calls of whose replies this call's sequence holds something, the oldest first, itself last."""
-        path = [id]
-        while (anchor := self.anchor[path[-1]]) is not None:
-            path.append(anchor)
-        return path[::-1]
-
-    def prompt(self, id: str) -> tuple[Any, ...]:
-        """What the call was made with: equal for calls with the same prompt."""
-        return tuple(self._joined(id)[: self.prompt_length[id]])
-
-    def sequence(self, id: str) -> list[int]:
-        """Token ids of prompt and reply, put together along the explicit parents."""
-        return [] if self._is_text else self._joined(id)
-
-    def _joined(self, id: str) -> list[Any]:
-        line = [id]
-        while (parent := self.calls[line[-1]].parent_id) is not None:
-            line.append(parent)
-        found: list[Any] = []
-        for call in (self.calls[id] for id in reversed(line)):
-            del found[self._shared[call.id] :]
-            found += self._new(call)
-            found += self._reply(call)
-        return found
+    def prompts(self) -> dict[str, bytes]:
+        """Call -> a digest of its prompt: equal for calls with the same prompt, however they share it."""
+        cuts = {id: {length} for id, length in self.prompt_length.items()}
+        for id, owner in self.owner.items():
+            if owner is not None:
+                cuts[owner].add(self.shared[id])
+        states: dict[tuple[str, int], blake2b] = {}
+        for id, call in self.calls.items():
+            owner, done, items = self.owner[id], self.shared[id], [*self._new(call), *self._reply(call)]
+            state = blake2b(digest_size=16) if owner is None else states[owner, done].copy()
+            for cut in sorted(cuts[id]):
+                state.update(self._encoded(items[done - self.shared[id] : cut - self.shared[id]]))
+                states[id, cut], done = state.copy(), cut
+        return {id: states[id, length].digest() for id, length in self.prompt_length.items()}
 
     def _new(self, call: Call) -> list[Any]:
-        return [json.dumps(message, sort_keys=True) for message in call.request.get("messages", ())] if self._is_text else call.delta
+        return [json.dumps(message, sort_keys=True) for message in call.request.get("messages", ())] if self.is_text else call.delta
 
     def _reply(self, call: Call) -> list[Any]:
-        return [json.dumps(call.response, sort_keys=True)] if self._is_text else call.sampled
+        return [json.dumps(call.response, sort_keys=True)] if self.is_text else call.sampled
+
+    def _encoded(self, items: list[Any]) -> bytes:
+        return "\0".join(["", *items]).encode() if self.is_text else np.array(items, np.int32).tobytes()
+
+
+def _by_id(calls: Sequence[Call]) -> dict[str, Call]:
+    by_id: dict[str, Call] = {}
+    for call in calls:
+        if call.id in by_id:
+            raise _damaged(call, "it is there twice")
+        by_id[call.id] = call
+        if not len(call.sampled) == len(call.logprobs) == len(call.versions):
+            counts = f"{len(call.sampled)} sampled tokens, {len(call.logprobs)} log-probabilities and {len(call.versions)} versions"
+            raise _damaged(call, f"it has {counts}")
+    return by_id
+
+
+def _unknown_path(by_id: dict[str, Call], id: str, known: Collection[str]) -> list[str]:
+    """From a call up to the first that is known, or to its root."""
+    path = [id]
+    while path[-1] not in known and (parent := by_id[path[-1]].parent_id) is not None:
+        if parent not in by_id:
+            raise _damaged(by_id[path[-1]], f"its parent {parent} is missing")
+        if len(path) > len(by_id):
+            raise _damaged(by_id[parent], "it is its own ancestor")
+        path.append(parent)
+    return path
+
+
+def _damaged(call: Call, what: str) -> UserError:
+    how = "the call log is damaged; restore the run's database from a copy or begin a new run"
+    return UserError(f"rollout {call.rollout_id}, call {call.id}: {what}: {how}")

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from openforge.coordinator import mask_all, trajectories
+from openforge.coordinator import mask, trajectories
 from openforge.engines.training import TrainSettings
 from openforge.rl import group_advantages, token_weights, zero_variance
 from openforge.trees import build
@@ -42,10 +42,11 @@ class Batch:
     rollouts: list[Rollout]
 
 
-def make_batch(groups: Sequence[Group], settings: TrainSettings, version: int) -> Batch:
-    """Assemble trajectories, mask what must not be trained, weigh what is left and merge it into one tree.
+def make_batch(groups: Sequence[Group], settings: TrainSettings, *, version: int, vocabulary: int, context_length: int) -> Batch:
+    """Assemble trajectories, mask what must not or cannot be trained, weigh what is left and merge it into one tree.
 
-    `version` is the trainer's, against which the staleness of the sampled tokens is counted.
+    `version` is the trainer's, against which the staleness of the sampled tokens is counted; `vocabulary` and `context_length` are its
+    model's. Calls that do not fit together, or were not sampled from this model, are a `UserError` that names rollout and call.
     """
     kept: list[Trajectory] = []
     everything: list[Trajectory] = []
@@ -57,17 +58,17 @@ def make_batch(groups: Sequence[Group], settings: TrainSettings, version: int) -
         scored = iter(group_advantages(rewards, settings.advantage).tolist() if rewards else [])
         for rollout, calls in group.members:
             unit_of[rollout.id] = group.unit
-            paths = trajectories(calls)
+            paths = trajectories(calls, context_length)
             if rollout.reward is None:
-                paths = [mask_all(path, MaskReason.NO_REWARD) for path in paths]
+                paths = [mask(path, MaskReason.NO_REWARD) for path in paths]
             else:
                 advantages[rollout.id] = next(scored)
                 if flat:
-                    paths = [mask_all(path, MaskReason.ZERO_VARIANCE) for path in paths]
+                    paths = [mask(path, MaskReason.ZERO_VARIANCE) for path in paths]
             everything += paths
             kept += [path for path in paths if path.trained.any()]
     weights = token_weights(kept, settings.aggregation, unit_of)
-    tree = build(kept, advantages, weights) if kept else None
+    tree = build(kept, advantages, weights, vocabulary) if kept else None
     rollouts = [rollout for group in groups for rollout, _ in group.members]
     return Batch(tree=tree, row=_describe(groups, everything, rollouts, version), rollouts=rollouts)
 

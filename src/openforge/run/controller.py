@@ -142,7 +142,7 @@ class Controller:
         """One optimizer step on the units `numbers`, then the new weights to the engine."""
         began = time.monotonic()
         version = self.trainer.version
-        batch = await self._in_trainer(lambda: make_batch([self._group(number) for number in numbers], self.config.train, version))
+        batch = await self._in_trainer(lambda: self._batch(numbers))
         if batch.row["scored"] == 0:
             await self._give_up(numbers, batch)
         row: Row = {"step": self.step + 1, "version": version, **batch.row}
@@ -160,6 +160,16 @@ class Controller:
         self._sampled, self._reported = sampled, now
         row |= {"wait_seconds": waited, "step_seconds": now - began + waited, "train_seconds": now - began, "elapsed": now - self._started}
         self.report(row, asdict(self.scheduler.snapshot()))
+
+    def _batch(self, numbers: list[int]) -> Batch:
+        trainer = self.trainer
+        return make_batch(
+            [self._group(number) for number in numbers],
+            self.config.train,
+            version=trainer.version,
+            vocabulary=trainer.vocabulary,
+            context_length=trainer.context_length,
+        )
 
     def _group(self, number: int) -> Group:
         store = self.services.store

@@ -10,12 +10,14 @@ import os
 import random
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 from pydantic import Field
 from tokenizers import Tokenizer
 
+from openforge.coordinator import delivered, mask_beyond
 from openforge.engines.training import TrainEngine, TrainSettings
 from openforge.gateway.dialects.chat import read_messages, read_tools
 from openforge.gateway.formats import Format, load_format
@@ -26,7 +28,7 @@ from openforge.run.models import load_tokenizer
 from openforge.trees import build
 from openforge.types import LineageKind, Settings, Trajectory, UserError
 
-Report = Callable[[dict[str, float], int, int], None]
+Report = Callable[[dict[str, Any], int, int], None]
 
 
 class SftSettings(Settings):
@@ -50,8 +52,9 @@ def fine_tune(
     update = {"loss": "nll", "learning_rate": config.learning_rate, "steps": len(batches), "warmup_steps": 0, "decay": "linear"}
     engine = TrainEngine(model_dir, train.model_copy(update=update), threads=os.cpu_count())
     for step, batch in enumerate(batches, 1):
-        tree = build(batch, {"": 1.0}, token_weights(batch, "token"))
-        report(engine.step([tree]), step, len(batches))
+        rows = [mask_beyond(row, engine.context_length) for row in batch]
+        tree = build(rows, {row.rollout_id: 1.0 for row in rows}, token_weights(rows, "token"), engine.vocabulary)
+        report({**engine.step([tree]), "masked": delivered(rows).masked}, step, len(batches))
     return engine
 
 
@@ -67,7 +70,9 @@ def load_transcripts(path: Path, format: Format, tokenizer: Tokenizer) -> list[T
             continue
         try:
             body = msgspec.json.decode(line, type=dict)
-            rows.append(transcript(read_messages(body["messages"]), read_tools(body.get("tools") or []), format, tokenizer))
+            rows.append(
+                transcript(read_messages(body["messages"]), read_tools(body.get("tools") or []), format, tokenizer, name=f"{path}:{number}")
+            )
         except (msgspec.MsgspecError, KeyError, TypeError, ValueError) as error:
             raise UserError(f"{path}:{number}: not a chat transcript: {error!r}; expected an object with `messages` and `tools`") from None
     if not rows:
@@ -75,8 +80,11 @@ def load_transcripts(path: Path, format: Format, tokenizer: Tokenizer) -> list[T
     return rows
 
 
-def transcript(messages: Sequence[Message], tools: Sequence[Tool], format: Format, tokenizer: Tokenizer) -> Trajectory:
-    """Render a finished conversation into one trajectory whose replies count as sampled (with log-probability 0, version 0)."""
+def transcript(messages: Sequence[Message], tools: Sequence[Tool], format: Format, tokenizer: Tokenizer, *, name: str) -> Trajectory:
+    """Render a finished conversation into one trajectory whose replies count as sampled (with log-probability 0, version 0).
+
+    `name` stands for the rollout's id.
+    """
     ids: list[int] = []
     sampled: list[bool] = []
 
@@ -100,9 +108,10 @@ def transcript(messages: Sequence[Message], tools: Sequence[Tool], format: Forma
         raise ValueError("no assistant message to learn from")
     mask = np.array(sampled, dtype=np.bool_)
     return Trajectory(
-        rollout_id="",
+        rollout_id=name,
         kind=LineageKind.MAIN,
         call_ids=[],
+        ends=np.empty(0, dtype=np.int32),
         tokens=np.array(ids, dtype=np.int32),
         sampled=mask,
         trained=mask,

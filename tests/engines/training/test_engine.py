@@ -36,6 +36,7 @@ def trajectories(seed: int, version: int = 0) -> list[Trajectory]:
                     rollout_id=f"{group}.{index}",
                     kind=LineageKind.MAIN,
                     call_ids=[],
+                    ends=np.empty(0, np.int32),
                     tokens=tokens,
                     sampled=trained,
                     trained=trained,

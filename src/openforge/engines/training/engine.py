@@ -54,6 +54,16 @@ class TrainEngine:
             _checkpoint_activations(self._model)
         self._optimizer = make_optimizer(self._model, settings)
 
+    @property
+    def vocabulary(self) -> int:
+        """How many token ids the model knows."""
+        return int(self._model.config.vocab_size)
+
+    @property
+    def context_length(self) -> int:
+        """How many tokens the model was made for."""
+        return int(self._model.config.max_position_embeddings)
+
     @classmethod
     def restore(cls, folder: Path | str, settings: TrainSettings, *, threads: int | None = None) -> TrainEngine:
         """Go on from a checkpoint. `UserError`, naming the file, when one is missing or damaged."""
