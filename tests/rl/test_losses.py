@@ -42,15 +42,15 @@ def test_on_policy_cispo_is_reinforce() -> None:
     assert pair[0].tolist() == pair[1].tolist()
 
 
-def test_metrics_are_sums_over_contributions() -> None:
+def test_metrics_are_means_over_contributions() -> None:
     logprob, behaviour, _ = tensors()
     ratios = [math.exp(p - b) for p, b in zip(LOGPROB, BEHAVIOUR, strict=True)]
     metrics = {name: float(value) for name, value in policy_metrics(logprob, behaviour, CLIP_HIGH).items()}
     assert metrics == pytest.approx(
         {
-            "ratio_mean": sum(ratios),
+            "ratio_mean": sum(ratios) / len(ratios),
             "ratio_max": max(ratios),
-            "clip_fraction": sum(r > 1 + CLIP_HIGH for r in ratios),
-            "kl": sum(r - 1 - math.log(r) for r in ratios),
+            "clip_fraction": sum(r > 1 + CLIP_HIGH for r in ratios) / len(ratios),
+            "kl": sum(r - 1 - math.log(r) for r in ratios) / len(ratios),
         }
     )

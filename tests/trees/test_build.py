@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from openforge.trees.build import build
 from openforge.trees.forward import position_ids
-from openforge.trees.pack import merge, pack
+from openforge.trees.pack import merge
 from openforge.trees.unmerge import unmerge
 from openforge.types import TokenTree, Trajectory
 
@@ -64,16 +64,12 @@ def test_the_tree_is_the_trie_of_all_whole_sequences_down_to_their_last_trained_
     assert (tree.parents < np.arange(len(tree.parents))).all()
 
 
-@given(forest=forests(), budget=st.integers(1, 40), cut=st.integers(0, 7))
-def test_packing_keeps_every_contribution_and_the_budget(forest: Forest, budget: int, cut: int) -> None:
+@given(forest=forests(), cut=st.integers(0, 7))
+def test_merged_trees_keep_every_contribution(forest: Forest, cut: int) -> None:
     parts = [slice(None, cut), slice(cut, None)]
-    trees = [build(forest.trajectories[part], forest.advantages, forest.weights[part]) for part in parts]
-    batches = pack(trees, budget)
-    assert sorted(c for batch in batches for c in contributions(batch)) == expected(forest)
-    for batch in batches:
-        is_path = len(set(batch.parents.tolist())) == len(batch.parents)
-        assert len(batch.tokens) <= budget or is_path
-        assert (batch.parents < np.arange(len(batch.parents))).all()
+    merged = merge([build(forest.trajectories[part], forest.advantages, forest.weights[part]) for part in parts])
+    assert contributions(merged) == expected(forest)
+    assert (merged.parents < np.arange(len(merged.parents))).all()
 
 
 @given(forest=forests())
@@ -102,10 +98,9 @@ def test_identical_rollouts_share_positions_and_keep_their_own_contributions() -
     assert tree.rows.tolist() == [0, 0, 1, 1]
 
 
-def test_nothing_trained_is_an_empty_tree_and_packs_to_nothing() -> None:
+def test_nothing_trained_is_an_empty_tree() -> None:
     tree = build([trajectory("a", [1, 2], [False, False])], {}, [np.ones(2, np.float32)])
     assert len(tree.tokens) == len(tree.targets) == len(tree.parents) == 0
-    assert pack([tree], 10) == pack([], 10) == []
     assert merge([tree, tree]).rollout_ids == []
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 
@@ -43,7 +42,7 @@ LOSSES: Mapping[str, TokenLoss] = {"cispo": cispo, "reinforce": reinforce, "nll"
 
 
 def policy_metrics(logprob: Tensor, behaviour: Tensor, clip_high: float) -> dict[str, Tensor]:
-    """Sums over contributions, but for `ratio_max`; to be divided by their number once all micro-batches are in.
+    """Means over at least one contribution, and `ratio_max`.
 
     `kl` is the unbiased, non-negative estimator r - 1 - log r with r = π / π_behaviour, whose mean over behaviour samples is
     KL(π_behaviour ‖ π) (Schulman, "Approximating KL divergence", 2020, k3).
@@ -51,8 +50,8 @@ def policy_metrics(logprob: Tensor, behaviour: Tensor, clip_high: float) -> dict
     difference = logprob.detach() - behaviour
     ratio = difference.exp()
     return {
-        "ratio_mean": ratio.sum(),
-        "ratio_max": ratio.max() if len(ratio) else torch.zeros(()),
-        "clip_fraction": (ratio > 1.0 + clip_high).sum(),
-        "kl": (ratio - 1.0 - difference).sum(),
+        "ratio_mean": ratio.mean(),
+        "ratio_max": ratio.max(),
+        "clip_fraction": (ratio > 1.0 + clip_high).float().mean(),
+        "kl": (ratio - 1.0 - difference).mean(),
     }

@@ -7,6 +7,7 @@ freed with it.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -34,18 +35,21 @@ class Memory:
             self._kept[layer] = (_Kept(key), _Kept(value))
         if not self._carried:
             return key, value
-        carried = [(*memory._kept[layer], length) for memory, length in self._carried]
-        return _joined(key, [(kept, length) for kept, _, length in carried]), _joined(
-            value, [(kept, length) for _, kept, length in carried]
+        carried = [(memory._kept[layer], length) for memory, length in self._carried]
+        return _joined(key, [(keys, length) for (keys, _), length in carried]), _joined(
+            value, [(values, length) for (_, values), length in carried]
         )
 
     def backward(self, loss: Tensor | None) -> None:
         """The piece's backward pass, from its loss and from what its descendants owe to its keys and values; then forget them."""
-        owed = [kept for pair in self._kept.values() for kept in pair if kept.gradient is not None]
-        roots = [kept.tensor for kept in owed] + ([] if loss is None else [loss])
-        gradients = [kept.gradient.to(kept.tensor.dtype) for kept in owed if kept.gradient is not None] + ([] if loss is None else [None])
-        if roots:
-            torch.autograd.backward(roots, gradients)
+        tensors: list[Tensor] = [] if loss is None else [loss]
+        gradients: list[Tensor | None] = [None] * len(tensors)
+        for kept in itertools.chain.from_iterable(self._kept.values()):
+            if kept.gradient is not None:
+                tensors.append(kept.tensor)
+                gradients.append(kept.gradient.to(kept.tensor.dtype))
+        if tensors:
+            torch.autograd.backward(tensors, gradients)
         self._kept.clear()
 
 

@@ -160,17 +160,17 @@ class _Cutter:
 
     def group(self, subtrees: list[_Subtree], path: Path) -> Piece:
         """Subtrees that hang on `path`, the deepest first."""
-        starts, parents, depths = [np.zeros(1, np.int32)], [], []
+        new_starts, new_parents, new_depths = [np.zeros(1, np.int32)], [], []
         size = segments = 0
         for subtree in subtrees:
             kept = slice(subtree.segment, int(np.searchsorted(self._forest.starts, subtree.stop)))
-            starts.append(self._forest.starts[kept.start + 1 : kept.stop + 1] + (size - subtree.first))
-            parents.append(np.append(-1, self._forest.parents[kept][1:] + (segments - kept.start)))
-            depths.append(np.append(subtree.depth, self._forest.depths[kept][1:]))
+            new_starts.append(self._forest.starts[kept.start + 1 : kept.stop + 1] + (size - subtree.first))
+            new_parents.append(np.append(-1, self._forest.parents[kept][1:] + (segments - kept.start)))
+            new_depths.append(np.append(subtree.depth, self._forest.depths[kept][1:]))
             size += subtree.size
             segments += kept.stop - kept.start
-        joined = (np.concatenate(arrays, dtype=np.int32) for arrays in (starts, parents, depths))
-        return self._piece([(subtree.first, subtree.stop) for subtree in subtrees], *joined, path)
+        starts, parents, depths = (np.concatenate(arrays, dtype=np.int32) for arrays in (new_starts, new_parents, new_depths))
+        return self._piece([(subtree.first, subtree.stop) for subtree in subtrees], starts, parents, depths, path)
 
     def _piece(self, spans: list[Span], starts: IntArray, parents: IntArray, depths: IntArray, path: Path) -> Piece:
         forest = self._forest

@@ -1,7 +1,7 @@
 """The training engine: one process, one model, one optimizer step a call.
 
-Invariant: the gradient of a step is that of the sum over all contributions of weight times token loss, however the trees are packed;
-and a run that was saved and restored goes on bit for bit as if it had not stopped (nothing here draws random numbers).
+Invariant: the gradient of a step is that of the sum over all contributions of weight times token loss, however the trees are cut into
+pieces; and a run that was saved and restored goes on bit for bit as if it had not stopped (nothing here draws random numbers).
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint as recompute
@@ -23,12 +22,15 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from openforge.engines.training import checkpoint
 from openforge.engines.training.heads import check_head, token_logprobs
+from openforge.engines.training.metrics import token_losses, token_metrics
 from openforge.engines.training.optimizer import learning_rate, make_optimizer
 from openforge.engines.training.settings import TrainSettings
-from openforge.rl.losses import LOSSES, policy_metrics
 from openforge.trees import backends
+from openforge.trees.carry import Memory, walk
 from openforge.trees.forward import forward
-from openforge.trees.pack import pack
+from openforge.trees.pack import merge
+from openforge.trees.partition import Piece, partition
+from openforge.trees.unmerge import unmerge
 from openforge.types import FloatArray, TokenTree, UserError, Weights
 
 log = logging.getLogger(__name__)
@@ -49,7 +51,7 @@ class TrainEngine:
         self._model, self._small_files = checkpoint.load_model(Path(model_dir))
         check_head(self._model.config)
         self._model.to(self._device)
-        self._backend = backends.choose("auto", self._device)
+        self._backend = backends.choose(settings.attention, self._device)
         self._compute_dtype = _compute_dtype(settings.dtype, self._device)
         self._model.eval()  # dropout would make the trainer disagree with the sampler
         if settings.activation_checkpointing:
@@ -90,20 +92,22 @@ class TrainEngine:
         `temperature` is the one the rollouts were sampled at. Means are over contributions (trained tokens). Returned:
         `loss`; `grad_norm` before clipping; `lr`; `entropy` (nats); `ratio_mean`, `ratio_max`, `clip_fraction`, `kl` against the behaviour
         policy; `logprob_gap`, `logprob_gap_max`: |trainer's - sampler's log-probability| where both had the same weight version (absent
-        if there is no such token); `tokens` (trained), `positions` (forwarded), `microbatches`, `seconds`,
+        if there is no such token); `tokens` (trained), `positions` (forwarded), `pieces` (forward passes), `seconds`,
         `tokens_per_second` (positions per second), `skipped` (1 when loss or gradient was not finite, or nothing was trained: the
         weights then stay as they were), `skipped_steps` (so far, for a number that was not finite).
         """
         started = time.perf_counter()
         self._use_threads()
-        batches = [batch for batch in pack(trees, self.settings.tokens_per_microbatch) if len(batch.targets)]
+        forest = merge(trees)
+        pieces = partition(forest, self.settings.tokens_per_microbatch)
         self._optimizer.zero_grad(set_to_none=True)
-        sums = _Sums(self.version)
-        loss = sum(self._accumulate(batch, temperature, sums) for batch in batches)
-        grad_norm = float(torch.nn.utils.clip_grad_norm_(self._model.parameters(), self.settings.max_grad_norm)) if batches else 0.0
+        logprob, entropy = self._walk(forest, pieces, temperature)
+        metrics = token_metrics(forest, logprob, entropy, self.version, self.settings)
+        loss, trained = metrics["loss"], bool(len(forest.targets))
+        grad_norm = float(torch.nn.utils.clip_grad_norm_(self._model.parameters(), self.settings.max_grad_norm))
         lr = learning_rate(self.settings, self.steps)
         finite = math.isfinite(loss) and math.isfinite(grad_norm)
-        if finite and batches:
+        if finite and trained:
             for group in self._optimizer.param_groups:
                 group["lr"] = lr
             self._optimizer.step()
@@ -113,83 +117,62 @@ class TrainEngine:
         self._optimizer.zero_grad(set_to_none=True)
         self.version += 1
         self.steps += 1
-        positions = sum(len(batch.tokens) for batch in batches)
         seconds = time.perf_counter() - started
         return {
-            "loss": float(loss),
+            **metrics,
             "grad_norm": grad_norm,
             "lr": lr,
-            **sums.means(),
-            "positions": float(positions),
-            "microbatches": float(len(batches)),
-            "skipped": float(not (finite and batches)),
+            "positions": float(len(forest.tokens)),
+            "pieces": float(len(pieces)),
+            "skipped": float(not (finite and trained)),
             "skipped_steps": float(self.skipped_steps),
             "seconds": seconds,
-            "tokens_per_second": positions / seconds,
+            "tokens_per_second": len(forest.tokens) / seconds,
         }
 
-    def logprobs(self, tree: TokenTree, *, temperature: float = 1.0) -> FloatArray:
-        """Log-probability of every contribution under the current weights: float32 [C]."""
+    def logprobs(self, tree: TokenTree, *, temperature: float = 1.0) -> dict[str, FloatArray]:
+        """Log-probability of every trained token under the current weights: rollout id → float32, in the rollout's order."""
         self._use_threads()
         with torch.no_grad():
-            logprob, _ = self._evaluate(tree, temperature)
-        values: FloatArray = logprob.cpu().numpy()
-        return values
+            logprob, _ = self._walk(tree, partition(tree, self.settings.tokens_per_microbatch), temperature)
+        return unmerge(tree, logprob.cpu().numpy())
 
-    def _accumulate(self, tree: TokenTree, temperature: float, sums: _Sums) -> float:
-        logprob, entropy = self._evaluate(tree, temperature)
-        behaviour, advantage, weight = (
-            torch.from_numpy(array).to(self._device) for array in (tree.logprobs, tree.advantages, tree.weights)
-        )
-        token_loss = LOSSES[self.settings.loss](logprob, behaviour, advantage, clip_high=self.settings.clip_high)
-        loss = (token_loss * weight).sum()
-        loss.backward()  # type: ignore[no-untyped-call]
-        sums.add(tree, logprob.detach(), behaviour, entropy, self.settings.clip_high)
-        return float(loss.detach())
+    def _walk(self, forest: TokenTree, pieces: Sequence[Piece], temperature: float) -> tuple[Tensor, Tensor]:
+        """Log-probability and entropy of each contribution: float32 [C]. Where gradients are enabled, the loss's are accumulated."""
+        self._check_ids(forest)
+        logprob, entropy = torch.zeros(2, len(forest.targets), device=self._device)
 
-    def _evaluate(self, tree: TokenTree, temperature: float) -> tuple[Tensor, Tensor]:
-        vocabulary = self._model.config.vocab_size
-        for name, ids in (("token", tree.tokens), ("target", tree.targets)):
-            if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < vocabulary:
-                raise UserError(f"a tree holds {name} ids outside the model's vocabulary of {vocabulary}: was it sampled from this model?")
+        def evaluate(piece: Piece, memory: Memory) -> Tensor | None:
+            hidden = self._hidden(piece.tree, memory)
+            if not len(piece.contributions):
+                return None
+            where = torch.from_numpy(piece.contributions).to(self._device)
+            values, entropy[where] = self._head(hidden, piece.tree, temperature)
+            logprob[where] = values.detach()
+            return token_losses(piece.tree, values, self.settings).sum()
+
+        walk(pieces, evaluate)
+        return logprob, entropy
+
+    def _hidden(self, tree: TokenTree, memory: Memory) -> Tensor:
         low = self._compute_dtype != torch.float32
         with torch.autocast(self._device.type, self._compute_dtype) if low else contextlib.nullcontext():
-            hidden = forward(self._model, tree, self._backend)
+            return forward(self._model, tree, self._backend, memory)
+
+    def _head(self, hidden: Tensor, tree: TokenTree, temperature: float) -> tuple[Tensor, Tensor]:
         head = self._model.get_output_embeddings()
         at, targets = (torch.from_numpy(array).long().to(self._device) for array in (tree.at, tree.targets))
         return token_logprobs(hidden, head.weight, getattr(head, "bias", None), at, targets, temperature or 1.0)
 
+    def _check_ids(self, forest: TokenTree) -> None:
+        vocabulary = self._model.config.vocab_size
+        for name, ids in (("token", forest.tokens), ("target", forest.targets)):
+            if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < vocabulary:
+                raise UserError(f"a tree holds {name} ids outside the model's vocabulary of {vocabulary}: was it sampled from this model?")
+
     def _use_threads(self) -> None:
         if self._threads is not None:
             torch.set_num_threads(self._threads)
-
-
-class _Sums:
-    """Metrics over the micro-batches of a step."""
-
-    def __init__(self, version: int) -> None:
-        self._version = version
-        self._totals: dict[str, float] = {}
-        self._tokens = 0
-        self._ratio_max = 0.0
-        self._gaps: list[FloatArray] = []
-
-    def add(self, tree: TokenTree, logprob: Tensor, behaviour: Tensor, entropy: Tensor, clip_high: float) -> None:
-        values = {name: float(value) for name, value in policy_metrics(logprob, behaviour, clip_high).items()}
-        self._ratio_max = max(self._ratio_max, values.pop("ratio_max"))
-        for name, value in {**values, "entropy": float(entropy.sum())}.items():
-            self._totals[name] = self._totals.get(name, 0.0) + value
-        self._tokens += len(tree.targets)
-        self._gaps.append((logprob - behaviour).abs().cpu().numpy()[tree.versions == self._version])
-
-    def means(self) -> dict[str, float]:
-        result = {name: value / self._tokens for name, value in self._totals.items()}
-        if self._tokens:
-            result["ratio_max"] = self._ratio_max
-        gaps = np.concatenate(self._gaps) if self._gaps else np.empty(0, np.float32)
-        if len(gaps):
-            result |= {"logprob_gap": float(gaps.mean()), "logprob_gap_max": float(gaps.max())}
-        return {**result, "tokens": float(self._tokens)}
 
 
 def _checkpoint_activations(model: PreTrainedModel) -> None:

@@ -32,5 +32,7 @@ class TrainSettings(Settings):
     """Of the forward pass; weights and optimizer state are float32 always. `auto`: bfloat16 where the hardware multiplies it."""
     activation_checkpointing: bool = False
     tokens_per_microbatch: int = Field(default=8192, ge=1)
+    attention: Literal["auto", "segments", "flex", "magi"] = "auto"
+    """The kernel of the tree attention. `segments` runs everywhere; `auto` takes the fastest for the device."""
     checkpoint_every: int = Field(default=10, ge=1)
     """In optimizer steps."""
