@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
 from openforge.trees.attention import BACKEND
+from openforge.trees.backends.segments import segment_backend
 from openforge.trees.build import build
 from openforge.trees.forward import forward
 from openforge.trees.pack import pack
@@ -27,7 +28,7 @@ def gradients(model: PreTrainedModel, loss: torch.Tensor) -> Gradients:
 
 def tree_loss(model: PreTrainedModel, tree: TokenTree) -> torch.Tensor:
     model.set_attn_implementation(BACKEND)
-    logits = model.lm_head(forward(model, tree))
+    logits = model.lm_head(forward(model, tree, segment_backend))
     logprobs = logits.log_softmax(-1)[torch.from_numpy(tree.at).long(), torch.from_numpy(tree.targets).long()]
     return (logprobs * torch.from_numpy(tree.advantages).double() * torch.from_numpy(tree.weights).double()).sum()
 
@@ -73,12 +74,17 @@ def test_the_token_after_a_branch_is_trained(model64: PreTrainedModel) -> None:
     assert_close(gradients(model64, tree_loss(model64, tree)), gradients(model64, row_loss(model64, forest)))
 
 
+@pytest.mark.parametrize(("small", "kernel"), [(1, True), (4, True), (1, False), (64, False)])
 @given(forest=forests())
-def test_devices_without_the_fused_kernel_are_exact_too(model64: PreTrainedModel, forest: Forest) -> None:
+def test_groups_of_every_size_with_and_without_the_fused_kernel_are_exact(
+    model64: PreTrainedModel, small: int, kernel: bool, forest: Forest
+) -> None:
     tree = build(forest.trajectories, forest.advantages, forest.weights)
     if not len(tree.targets):
         return
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("openforge.trees.attention._has_kernel", lambda q, v: False)
+        patch.setattr("openforge.trees.backends.segments._SMALL", small)
+        if not kernel:
+            patch.setattr("openforge.trees.backends.segments._has_kernel", lambda q, v: False)
         actual = gradients(model64, tree_loss(model64, tree))
     assert_close(actual, gradients(model64, row_loss(model64, forest)))

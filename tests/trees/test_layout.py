@@ -5,44 +5,11 @@ from __future__ import annotations
 import numpy as np
 from forest_cases import Forest, forests
 from hypothesis import given
+from layout_cases import pieces, seen, segment_tree
 
 from openforge.trees.build import build
 from openforge.trees.layout import Layout
 from openforge.types import IntArray, TokenTree
-
-
-def segment_tree(lengths: list[int], parents: list[int], depths: list[int]) -> TokenTree:
-    """Tokens without contributions."""
-    no_ids, no_numbers = np.empty(0, np.int32), np.empty(0, np.float32)
-    starts = np.cumsum([0, *lengths], dtype=np.int32)
-    return TokenTree(
-        tokens=np.zeros(starts[-1], np.int32),
-        starts=starts,
-        parents=np.array(parents, np.int32),
-        depths=np.array(depths, np.int32),
-        at=no_ids,
-        targets=no_ids,
-        logprobs=no_numbers,
-        versions=no_ids,
-        advantages=no_numbers,
-        weights=no_numbers,
-        rows=no_ids,
-        rollout_ids=[],
-    )
-
-
-def seen(tree: TokenTree, carried: int) -> np.ndarray:
-    """bool [N, M], the slow way."""
-    visible = np.zeros((len(tree.tokens), carried + len(tree.tokens)), bool)
-    for segment, (start, end) in enumerate(zip(tree.starts[:-1], tree.starts[1:], strict=True)):
-        for position in range(start, end):
-            visible[position, carried + start : carried + position + 1] = True
-            above = segment
-            while tree.parents[above] >= 0:
-                above = int(tree.parents[above])
-                visible[position, carried + tree.starts[above] : carried + tree.starts[above + 1]] = True
-            visible[position, : tree.depths[above]] = True
-    return visible
 
 
 def from_ranges(first: IntArray, last: IntArray, length: int) -> np.ndarray:
@@ -51,18 +18,18 @@ def from_ranges(first: IntArray, last: IntArray, length: int) -> np.ndarray:
 
 
 def from_blocks(layout: Layout) -> np.ndarray:
-    visible = np.zeros((layout.length, layout.carried + layout.length), bool)
+    times = np.zeros((layout.length, layout.carried + layout.length), int)
     for block in layout.blocks:
-        assert visible[block.start : block.stop].any(1).all() != block.fresh
         rows, columns = np.arange(block.stop - block.start)[:, None], np.arange(block.last - block.first)
-        visible[block.start : block.stop, block.first : block.last] |= (columns <= rows) | (not block.causal)
-    return visible
+        times[block.start : block.stop, block.first : block.last] += (columns <= rows) | (not block.causal)
+    assert times.max(initial=0) <= 1
+    return times > 0
 
 
-def check(tree: TokenTree, carried: int) -> None:
+def check(tree: TokenTree) -> None:
     layout = Layout.of(tree)
-    expected = seen(tree, carried)
-    assert layout.carried == carried
+    expected = seen(tree)
+    assert layout.carried + layout.length == expected.shape[1]
     assert (from_blocks(layout) == expected).all()
     assert (from_ranges(*layout.queries(), layout.length) == expected).all()
     assert layout.pairs == expected.sum()
@@ -70,9 +37,13 @@ def check(tree: TokenTree, carried: int) -> None:
 
 @given(forest=forests())
 def test_every_position_sees_its_root_path_and_itself(forest: Forest) -> None:
-    check(build(forest.trajectories, forest.advantages, forest.weights), carried=0)
+    check(build(forest.trajectories, forest.advantages, forest.weights))
 
 
-def test_roots_see_the_carried_path_down_to_where_they_hang() -> None:
-    check(segment_tree([2, 1, 3, 2, 4], [-1, 0, 0, -1, -1], [5, 7, 7, 2, 0]), carried=5)
-    check(segment_tree([1, 2], [-1, -1], [3, 3]), carried=3)
+@given(tree=pieces())
+def test_roots_see_the_carried_path_down_to_where_they_hang(tree: TokenTree) -> None:
+    check(tree)
+
+
+def test_roots_at_one_depth_share_a_block() -> None:
+    assert len(Layout.of(segment_tree([1, 2], [-1, -1], [3, 3])).blocks) == 3

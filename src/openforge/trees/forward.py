@@ -10,14 +10,17 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from openforge.trees.attention import BACKEND, Layout
+from openforge.trees.attention import BACKEND, Memory, TreeContext
+from openforge.trees.backends.base import Backend
+from openforge.trees.layout import Layout
 from openforge.types import IntArray, TokenTree
 
 
-def forward(model: PreTrainedModel, tree: TokenTree) -> Tensor:
+def forward(model: PreTrainedModel, tree: TokenTree, backend: Backend, memory: Memory | None = None) -> Tensor:
     """Final hidden states [N, width] of the causal language model's body, before its head.
 
-    The model must have been loaded with, or set to, the attention backend `attention.BACKEND`.
+    The model must have been loaded with, or set to, the attention function `attention.BACKEND`. Without a `memory`, all roots must
+    have depth 0.
     """
     assert model.config._attn_implementation == BACKEND
     device = next(model.parameters()).device
@@ -25,7 +28,7 @@ def forward(model: PreTrainedModel, tree: TokenTree) -> Tensor:
         input_ids=torch.from_numpy(tree.tokens).long().unsqueeze(0).to(device),
         position_ids=torch.from_numpy(position_ids(tree)).long().unsqueeze(0).to(device),
         use_cache=False,
-        tree=Layout.of(tree),
+        tree=TreeContext(backend(Layout.of(tree), device), memory),
     )
     hidden: Tensor = output.last_hidden_state[0]
     return hidden

@@ -2,7 +2,7 @@
 
 Invariant: a position sees its root path and itself, nothing else. Keys are the carried ones (positions computed before, on which the roots
 of this tree hang) and behind them the tree's own. Segments are stored depth first, so the queries that see a key are contiguous, and
-O(segments) blocks describe all of it.
+O(segments) blocks describe all of it: each (query, key) pair that see each other is in exactly one.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ class Block:
     first: int
     last: int
     causal: bool
-    fresh: bool
-    """No earlier block has these queries; if not, an earlier block has all of them."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Layout:
     """N queries, which are also the last N of M keys; the first M - N keys are carried: one path, from position 0 down."""
 
     carried: int
-    length: int
+    starts: IntArray
+    """int32 [S + 1], as in `TokenTree`."""
+    depths: IntArray
+    """int32 [S], as in `TokenTree`: a segment sees the first `depths[s]` positions of its path, and what of itself lies before."""
     blocks: tuple[Block, ...]
 
     @classmethod
@@ -44,7 +45,12 @@ class Layout:
         assert (np.diff(depths) <= 0).all(), "roots must come in order of falling depth"
         carried = int(depths.max(initial=0))
         blocks = [*_carried_blocks(roots, depths, len(tree.tokens)), *_own_blocks(tree, carried)]
-        return cls(carried, len(tree.tokens), tuple(blocks))
+        return cls(carried, tree.starts, tree.depths, tuple(blocks))
+
+    @property
+    def length(self) -> int:
+        """N."""
+        return int(self.starts[-1])
 
     def queries(self) -> tuple[IntArray, IntArray]:
         """Per key the half-open range of queries that see it: two int32 [M]. Causality is in it: an own key's range begins with itself."""
@@ -67,7 +73,7 @@ def _carried_blocks(roots: IntArray, depths: IntArray, length: int) -> Iterator[
     stops = np.append(roots[1:], length)
     upper = 0
     for depth in np.unique(depths[depths > 0]):
-        yield Block(0, int(stops[depths >= depth].max()), upper, int(depth), causal=False, fresh=upper == 0)
+        yield Block(0, int(stops[depths >= depth].max()), upper, int(depth), causal=False)
         upper = int(depth)
 
 
@@ -78,8 +84,7 @@ def _own_blocks(tree: TokenTree, carried: int) -> Iterator[Block]:
         if parent >= 0:
             ends[parent] = max(ends[parent], ends[segment])
     for segment, (start, end) in enumerate(zip(tree.starts[:-1].tolist(), tree.starts[1:].tolist(), strict=True)):
-        fresh = bool(tree.parents[segment] < 0 and tree.depths[segment] == 0)
-        yield Block(start, int(ends[segment]), carried + start, carried + end, causal=True, fresh=fresh)
+        yield Block(start, int(ends[segment]), carried + start, carried + end, causal=True)
 
 
 def _pairs(block: Block) -> int:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from openforge.engines.training import checkpoint
 from openforge.engines.training.engine import TrainEngine
@@ -121,11 +122,11 @@ def test_one_tree_or_a_tree_a_rollout_in_any_order_is_the_same_step(model_dir: P
 def test_activation_checkpointing_is_really_on(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = TrainEngine(model_dir, settings(activation_checkpointing=True))
     calls: list[Any] = []
-    original = attention._attend
-    monkeypatch.setattr(attention, "_attend", lambda *arguments: (calls.append(arguments), original(*arguments))[1])
-    tree = one_tree(0)
-    engine.step([tree])
-    assert len(calls) == 2 * 2 * len(tree.parents), "each of the two layers attends once forward and once more in the backward pass"
+    original = attention.tree_attention
+    counting = lambda *arguments, **keywords: (calls.append(arguments), original(*arguments, **keywords))[1]  # noqa: E731
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, attention.BACKEND, counting)
+    engine.step([one_tree(0)])
+    assert len(calls) == 2 * 2, "each of the two layers attends once forward and once more in the backward pass"
 
 
 def test_bfloat16_stays_near_float32_and_keeps_float32_weights(model_dir: Path) -> None:

@@ -26,6 +26,7 @@ from openforge.engines.training.heads import check_head, token_logprobs
 from openforge.engines.training.optimizer import learning_rate, make_optimizer
 from openforge.engines.training.settings import TrainSettings
 from openforge.rl.losses import LOSSES, policy_metrics
+from openforge.trees import backends
 from openforge.trees.forward import forward
 from openforge.trees.pack import pack
 from openforge.types import FloatArray, TokenTree, UserError, Weights
@@ -48,6 +49,7 @@ class TrainEngine:
         self._model, self._small_files = checkpoint.load_model(Path(model_dir))
         check_head(self._model.config)
         self._model.to(self._device)
+        self._backend = backends.choose("auto", self._device)
         self._compute_dtype = _compute_dtype(settings.dtype, self._device)
         self._model.eval()  # dropout would make the trainer disagree with the sampler
         if settings.activation_checkpointing:
@@ -152,7 +154,7 @@ class TrainEngine:
                 raise UserError(f"a tree holds {name} ids outside the model's vocabulary of {vocabulary}: was it sampled from this model?")
         low = self._compute_dtype != torch.float32
         with torch.autocast(self._device.type, self._compute_dtype) if low else contextlib.nullcontext():
-            hidden = forward(self._model, tree)
+            hidden = forward(self._model, tree, self._backend)
         head = self._model.get_output_embeddings()
         at, targets = (torch.from_numpy(array).long().to(self._device) for array in (tree.at, tree.targets))
         return token_logprobs(hidden, head.weight, getattr(head, "bias", None), at, targets, temperature or 1.0)
