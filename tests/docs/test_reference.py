@@ -15,7 +15,7 @@ from openforge.rl import token_weights
 from openforge.run.batch import make_batch
 from openforge.run.config import RunConfig
 from openforge.trees import build
-from openforge.types import Fork, LineageKind, Outcome, Trajectory
+from openforge.types import Fork, LineageKind, MaskReason, Outcome, Trajectory
 
 Read = Callable[[str], Any]
 DOCS = Path(__file__).parents[2] / "docs"
@@ -53,10 +53,11 @@ def test_the_metrics_page_names_every_column(read_page: Read, tiny_model: Path) 
         assert f"`{column}`" in text, f"docs/metrics-and-report.md lacks {column}"
 
 
-def test_every_outcome_and_fork_is_explained(read_page: Read) -> None:
-    agents, gateway = read_page("docs/agents.md").text, read_page("docs/gateway.md").text
+def test_every_outcome_fork_and_mask_is_explained(read_page: Read) -> None:
+    agents, gateway, training = (read_page(f"docs/{name}.md").text for name in ("agents", "gateway", "training"))
     assert all(f"| `{outcome}` |" in agents for outcome in Outcome)
     assert all(f"| `{fork}` |" in gateway for fork in Fork)
+    assert all(f"`{reason}`" in training for reason in MaskReason)
 
 
 def keys(section: type[BaseModel], prefix: str) -> Iterator[str]:

@@ -17,10 +17,11 @@ from transformers import PreTrainedTokenizerFast
 from openforge.pool import Store
 from openforge.run.metrics import MetricsWriter
 from openforge.run.report import write_report
+from openforge.run.report.plots import REASONS
 from openforge.run.report.rollouts import NumberDecoder, select, view
 from openforge.run.report.summary import summarise
 from openforge.run.rundir import RunDir
-from openforge.types import Call, FinishReason, Fork, Outcome, Reward, Rollout, Sampling, Task, UserError
+from openforge.types import Call, FinishReason, Fork, MaskReason, Outcome, Reward, Rollout, Sampling, Task, UserError
 
 RUN_FILE = """
 name: shop
@@ -234,3 +235,7 @@ def test_a_step_recorded_twice_counts_once() -> None:
         {"kind": "step", "step": 2, "rollouts": 8},
     ]
     assert summarise(rows).total("rollouts") == 17
+
+
+def test_every_reason_for_a_mask_has_a_colour() -> None:
+    assert len(REASONS) >= len(MaskReason)

@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, PreTrainedModel, Qwen2Config, Qwen3Config
 
 from openforge.trees.attention import BACKEND
-from openforge.types import LineageKind, Trajectory
+from openforge.types import LineageKind, TokenTree, Trajectory
 
 settings.register_profile("trees", deadline=None, max_examples=25)
 settings.load_profile("trees")
+
+Contribution = tuple[str, tuple[int, ...], int, float, float, float, int]
 
 VOCABULARY = 5
 SIZE = {
@@ -79,6 +81,24 @@ def sequence(trajectory: Trajectory) -> list[int]:
     """The whole of it, from the root."""
     above = sequence(trajectory.parent)[: trajectory.shared] if trajectory.parent is not None else []
     return above + trajectory.tokens.tolist()
+
+
+def root_path(tree: TokenTree, position: int) -> tuple[int, ...]:
+    """The tokens from the root to a position, itself included."""
+    segment = int(np.searchsorted(tree.starts, position, side="right")) - 1
+    tokens = tree.tokens[tree.starts[segment] : position + 1].tolist()
+    while (segment := int(tree.parents[segment])) >= 0:
+        tokens = tree.tokens[tree.starts[segment] : tree.starts[segment + 1]].tolist() + tokens
+    return tuple(tokens)
+
+
+def contributions(tree: TokenTree) -> list[Contribution]:
+    """Sorted: rollout, the whole sequence before the target, target, behaviour log-probability, advantage, weight, version."""
+    columns = zip(tree.rows, tree.at, tree.targets, tree.logprobs, tree.advantages, tree.weights, tree.versions, strict=True)
+    return sorted(
+        (tree.rollout_ids[row], root_path(tree, int(at)), int(target), float(lp), float(adv), float(weight), int(version))
+        for row, at, target, lp, adv, weight, version in columns
+    )
 
 
 @dataclass

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from forest_cases import Forest, forests, sequence, trajectory
+from forest_cases import Contribution, Forest, contributions, forests, root_path, sequence, trajectory
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,25 +10,7 @@ from openforge.trees.build import build
 from openforge.trees.forward import position_ids
 from openforge.trees.pack import merge
 from openforge.trees.unmerge import unmerge
-from openforge.types import TokenTree, Trajectory
-
-Contribution = tuple[str, tuple[int, ...], int, float, float, float, int]
-
-
-def root_path(tree: TokenTree, position: int) -> tuple[int, ...]:
-    segment = int(np.searchsorted(tree.starts, position, side="right")) - 1
-    tokens = tree.tokens[tree.starts[segment] : position + 1].tolist()
-    while (segment := int(tree.parents[segment])) >= 0:
-        tokens = tree.tokens[tree.starts[segment] : tree.starts[segment + 1]].tolist() + tokens
-    return tuple(tokens)
-
-
-def contributions(tree: TokenTree) -> list[Contribution]:
-    columns = zip(tree.rows, tree.at, tree.targets, tree.logprobs, tree.advantages, tree.weights, tree.versions, strict=True)
-    return sorted(
-        (tree.rollout_ids[row], root_path(tree, int(at)), int(target), float(lp), float(adv), float(weight), int(version))
-        for row, at, target, lp, adv, weight, version in columns
-    )
+from openforge.types import Trajectory
 
 
 def expected(forest: Forest) -> list[Contribution]:

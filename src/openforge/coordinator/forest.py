@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from openforge.types import Call, UserError
+from openforge.coordinator.record import ancestry, by_id, damaged
+from openforge.types import Call
 
 
 class Forest:
@@ -22,19 +23,19 @@ class Forest:
 
     def __init__(self, calls: Sequence[Call]) -> None:
         assert len({call.rollout_id for call in calls}) <= 1, "calls of several rollouts"
-        by_id = _by_id(calls)
+        known = by_id(calls)
         self.depth: dict[str, int] = {}
         """Explicit ancestors."""
         self.root: dict[str, str] = {}
         """The topmost explicit ancestor."""
-        for id in by_id:
-            path = _unknown_path(by_id, id, self.depth)
+        for id in known:
+            path = ancestry(known, id, self.depth)
             if path[-1] not in self.depth:
                 self.depth[path[-1]], self.root[path[-1]] = 0, path[-1]
             for parent, child in zip(path[:0:-1], path[-2::-1], strict=True):
                 self.depth[child], self.root[child] = self.depth[parent] + 1, self.root[parent]
 
-        self.calls = {id: by_id[id] for id in sorted(by_id, key=lambda id: (self.depth[id], id))}
+        self.calls = {id: known[id] for id in sorted(known, key=lambda id: (self.depth[id], id))}
         self.is_text = not any(call.delta or call.sampled for call in calls)
         """Whether there are messages only; lengths then count those."""
         self.shared = {id: call.request.get("messages_shared", 0) if self.is_text else call.shared for id, call in self.calls.items()}
@@ -55,8 +56,9 @@ class Forest:
 
     def _hang(self, id: str, call: Call) -> None:
         kept, owner = self.shared[id], call.parent_id
-        if not 0 <= kept <= (self.length[owner] if owner else 0):
-            raise _damaged(call, f"it shares {kept} tokens with its parent, which has {self.length[owner] if owner else 0}")
+        there = self.length[owner] if owner is not None else 0
+        if not 0 <= kept <= there:
+            raise damaged(call, f"it shares {kept} tokens with its parent, which has {there}")
         while owner is not None and kept <= self.shared[owner]:
             owner = self.owner[owner]
         self.owner[id] = owner
@@ -105,32 +107,3 @@ class Forest:
 
     def _encoded(self, items: list[Any]) -> bytes:
         return "\0".join(["", *items]).encode() if self.is_text else np.array(items, np.int32).tobytes()
-
-
-def _by_id(calls: Sequence[Call]) -> dict[str, Call]:
-    by_id: dict[str, Call] = {}
-    for call in calls:
-        if call.id in by_id:
-            raise _damaged(call, "it is there twice")
-        by_id[call.id] = call
-        if not len(call.sampled) == len(call.logprobs) == len(call.versions):
-            counts = f"{len(call.sampled)} sampled tokens, {len(call.logprobs)} log-probabilities and {len(call.versions)} versions"
-            raise _damaged(call, f"it has {counts}")
-    return by_id
-
-
-def _unknown_path(by_id: dict[str, Call], id: str, known: Collection[str]) -> list[str]:
-    """From a call up to the first that is known, or to its root."""
-    path = [id]
-    while path[-1] not in known and (parent := by_id[path[-1]].parent_id) is not None:
-        if parent not in by_id:
-            raise _damaged(by_id[path[-1]], f"its parent {parent} is missing")
-        if len(path) > len(by_id):
-            raise _damaged(by_id[parent], "it is its own ancestor")
-        path.append(parent)
-    return path
-
-
-def _damaged(call: Call, what: str) -> UserError:
-    how = "the call log is damaged; restore the run's database from a copy or begin a new run"
-    return UserError(f"rollout {call.rollout_id}, call {call.id}: {what}: {how}")

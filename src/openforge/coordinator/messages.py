@@ -8,16 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from openforge.coordinator.record import ancestry
 from openforge.types import Call
 
 
 def conversation(calls: Mapping[str, Call], id: str) -> list[dict[str, Any]]:
     """The messages of a call as recorded; the last is its reply. `calls`: those of its rollout, by id."""
-    line = [calls[id]]
-    while (parent := line[-1].parent_id) is not None:
-        line.append(calls[parent])
     rows: list[dict[str, Any]] = []
-    for call in reversed(line):
+    for call in (calls[id] for id in reversed(ancestry(calls, id))):
         del rows[call.request.get("messages_shared", 0) :]
         rows += [*call.request.get("messages", ()), call.response]
     return rows
@@ -25,7 +23,4 @@ def conversation(calls: Mapping[str, Call], id: str) -> list[dict[str, Any]]:
 
 def offered_tools(calls: Mapping[str, Call], id: str) -> list[dict[str, Any]]:
     """The tools of a call as recorded: its root's, for a call with a parent has its parent's."""
-    call = calls[id]
-    while call.parent_id is not None:
-        call = calls[call.parent_id]
-    return list(call.request.get("tools", ()))
+    return list(calls[ancestry(calls, id)[-1]].request.get("tools", ()))

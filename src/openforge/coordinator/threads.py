@@ -65,8 +65,9 @@ def _thread_sizes(forest: Forest, chains: Sequence[list[str]], found: dict[str, 
     """Root of a thread -> its size, by which the main one is chosen."""
     head_of = {id: chain[0] for chain in chains for id in chain}
     calls, tokens = dict.fromkeys((head for head in found if found[head] is None), 0), dict.fromkeys(found, 0)
+    roots = _roots(found, head_of)
     for chain in chains:
-        root = _root(chain[0], found, head_of)
+        root = roots[chain[0]]
         if root in calls:
             calls[root] += len(chain)
             tokens[root] += sum(len(forest.calls[id].sampled) for id in chain)
@@ -76,15 +77,25 @@ def _thread_sizes(forest: Forest, chains: Sequence[list[str]], found: dict[str, 
     }
 
 
-def _root(head: str, found: dict[str, Lineage | None], head_of: dict[str, str]) -> str:
-    """The first chain of the thread: that of the agent which goes on here, or threw a branch away here."""
-    seen = set()
-    while head not in seen and (lineage := found[head]) is not None and lineage.of is not None:
-        if lineage.kind is LineageKind.SUB_AGENT and lineage.evidence is not Evidence.PREFIX:
-            break
-        seen.add(head)
-        head = head_of[lineage.of]
-    return head
+def _roots(found: dict[str, Lineage | None], head_of: dict[str, str]) -> dict[str, str]:
+    """Chain -> the first of its thread: that of the agent which goes on there, or threw a branch away there."""
+    roots: dict[str, str] = {}
+    for head in found:
+        path = {head: None}
+        while head not in roots and (above := _above(found[head], head_of)) is not None and above not in path:
+            head = above
+            path[head] = None
+        roots |= dict.fromkeys(path, roots.get(head, head))
+    return roots
+
+
+def _above(lineage: Lineage | None, head_of: dict[str, str]) -> str | None:
+    """The chain it belongs to; None where a thread begins."""
+    if lineage is None or lineage.of is None:
+        return None
+    if lineage.kind is LineageKind.SUB_AGENT and lineage.evidence is not Evidence.PREFIX:
+        return None
+    return head_of[lineage.of]
 
 
 def _purpose(origins: Origins, head: str) -> str | None:
