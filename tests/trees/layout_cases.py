@@ -55,13 +55,12 @@ def seen(tree: TokenTree) -> np.ndarray:
     carried = int(tree.depths[tree.parents < 0].max(initial=0))
     visible = np.zeros((len(tree.tokens), carried + len(tree.tokens)), bool)
     for segment, (start, end) in enumerate(zip(tree.starts[:-1], tree.starts[1:], strict=True)):
-        for position in range(start, end):
-            visible[position, carried + start : carried + position + 1] = True
-            above = segment
-            while tree.parents[above] >= 0:
-                above = int(tree.parents[above])
-                visible[position, carried + tree.starts[above] : carried + tree.starts[above + 1]] = True
-            visible[position, : tree.depths[above]] = True
+        visible[start:end, carried + start : carried + end] = np.tri(end - start, dtype=bool)
+        above = segment
+        while tree.parents[above] >= 0:
+            above = int(tree.parents[above])
+            visible[start:end, carried + tree.starts[above] : carried + tree.starts[above + 1]] = True
+        visible[start:end, : tree.depths[above]] = True
     return visible
 
 
