@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
@@ -77,3 +78,10 @@ async def test_the_table_shows_it(run_dir: Path) -> None:
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not a run directory"):
         agent_rows([tmp_path])
+
+
+async def test_a_damaged_log_is_the_users_to_mend(run_dir: Path) -> None:
+    with sqlite3.connect(RunDir.open(run_dir).database) as database:
+        database.execute("DELETE FROM calls WHERE id = 'b-1'")
+    with pytest.raises(UserError, match="rollout b, call b-2: its parent b-1 is missing"):
+        agent_rows([run_dir])

@@ -115,9 +115,9 @@ def forests(draw: st.DrawFn) -> Forest:
     """Few distinct tokens, and lineages that leave others anywhere: deep chains, wide fans, tiny nodes, duplicates, branches in sampled
     text, replies without a token, sub-agents with a root of their own; parents that are not trained, or not among the trajectories."""
     made: list[Trajectory] = []
-    latest = draw(st.booleans())
+    last, latest = draw(st.integers(0, 3)), draw(st.booleans())
     for _ in range(draw(st.integers(1, 9))):
-        rollout, parent, shared = f"r{draw(st.integers(0, 3))}", None, 0
+        rollout, parent, shared = f"r{draw(st.integers(0, last))}", None, 0
         own = [other for other in made if other.rollout_id == rollout and len(other.tokens)]
         if own and draw(st.integers(0, 3)):
             parent = own[-1] if latest else draw(st.sampled_from(own))
