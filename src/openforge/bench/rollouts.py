@@ -87,7 +87,7 @@ class Rollouts:
             yield self._sampled() & (own // (GIVEN + SAMPLED) == call)
 
     def _build(self, rollouts: Sequence[int], trained: BoolArray) -> TokenTree:
-        weight = trained / np.float32(len(self.sequences) * self._sampled().sum())
+        weight: FloatArray = np.float32(1 / (len(self.sequences) * self._sampled().sum())) * trained.astype(np.float32)
         return build([self._trajectory(rollout, trained) for rollout in rollouts], self.advantages, [weight] * len(rollouts))
 
     def _trajectory(self, rollout: int, trained: BoolArray) -> Trajectory:
