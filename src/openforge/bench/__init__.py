@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from openforge.bench import engine, gateway, tree, tree_plot
+from openforge.bench import engine, gateway, tree, tree_plot, tree_precision
 from openforge.bench.frame import BenchResult as BenchResult
 from openforge.bench.frame import show as show
 
@@ -25,4 +25,5 @@ BENCHES = {
     "engine": Bench(engine.run, _MODEL),
     "gateway": Bench(gateway.run, _MODEL),
     "tree": Bench(tree.run, None, tree_plot.draw),
+    "tree-precision": Bench(tree_precision.run, None),
 }

@@ -71,7 +71,7 @@ def median(values: Sequence[float]) -> float:
 
 def _cell(value: object) -> str:
     if isinstance(value, float):
-        return f"{value:,.2f}" if abs(value) >= 0.01 or value == 0 else f"{value:.0e}"
+        return f"{value:,.2f}" if abs(value) >= 0.1 else f"{value:.2g}"
     return "" if value is None else str(value)
 
 

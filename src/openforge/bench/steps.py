@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import torch
 from safetensors.torch import load_file
@@ -24,10 +25,10 @@ from openforge.trees.pack import merge
 from openforge.types import TokenTree
 
 
-def settings(budget: int) -> TrainSettings:
+def settings(budget: int, dtype: Literal["float32", "bfloat16"] = "float32") -> TrainSettings:
     """Of an engine that computes the step of AdamW, but whose weights a step of 1e-12 cannot change, and whose first moment is the
     gradient (no decay of it, no clipping)."""
-    return TrainSettings(dtype="float32", learning_rate=1e-12, betas=(0.0, 0.95), max_grad_norm=1e9, tokens_per_microbatch=budget)
+    return TrainSettings(dtype=dtype, learning_rate=1e-12, betas=(0.0, 0.95), max_grad_norm=1e9, tokens_per_microbatch=budget)
 
 
 def make_engine(folder: Path, budget: int) -> TrainEngine:
@@ -60,7 +61,7 @@ class Way:
         """A step whose memory and gradient are kept."""
         peak = peak_bytes(lambda: self.step(engine))
         self.mebibytes = None if peak is None else peak / 2**20
-        self.gradient = _gradient(engine)
+        self.gradient = gradient(engine)
 
     def gradient_error(self, other: Way) -> float:
         """The largest difference between the two gradients, over the largest entry of the other."""
@@ -68,8 +69,9 @@ class Way:
         return max(float((self.gradient[name] - g).abs().max()) for name, g in other.gradient.items()) / largest
 
 
-def _gradient(engine: TrainEngine) -> dict[str, torch.Tensor]:
+def gradient(engine: TrainEngine) -> dict[str, torch.Tensor]:
+    """Of the last step, by parameter: float32."""
     with tempfile.TemporaryDirectory() as folder:
         engine.save(Path(folder) / "checkpoint")
         moments = load_file(Path(folder) / "checkpoint" / OPTIMIZER_FILE)
-    return {name: moment for name, moment in moments.items() if name.startswith("exp_avg.")}
+    return {name.removeprefix("exp_avg."): moment for name, moment in moments.items() if name.startswith("exp_avg.")}
