@@ -6,7 +6,6 @@ Invariant: the figure is the process's own high-water mark, not an allocator's b
 from __future__ import annotations
 
 import ctypes
-import gc
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +16,6 @@ import torch
 def peak_bytes(run: Callable[[], object]) -> int | None:
     """By how much memory rises above what was in use before: of the GPU if there is one, else of the process; None where the system does
     not tell (anything but Linux)."""
-    gc.collect()
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
