@@ -95,6 +95,7 @@ class Rollouts:
             rollout_id=str(rollout),
             kind=LineageKind.MAIN,
             call_ids=[],
+            ends=np.empty(0, np.int32),
             tokens=self.sequences[rollout],
             sampled=trained,
             trained=trained,
