@@ -46,6 +46,7 @@ def test_one_json_object_with_the_named_bars(result: BenchResult, capsys: pytest
         "speedup_vs_calls",
         "speedup_vs_linear_75",
         "min_speedup_vs_linear",
+        "min_speedup_same_work",
         "over_flop_ideal",
         "gradient_error",
     }

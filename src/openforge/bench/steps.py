@@ -47,6 +47,8 @@ class Way:
     mebibytes: float | None = None
     """How much memory a step takes beside weights and optimizer state."""
     loss: float = 0.0
+    positions: int = 0
+    """How many the engine ran: more than there are tokens where it repeats a prefix, or trains a tree as rows."""
     gradient: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def work(self) -> Work:
@@ -54,8 +56,9 @@ class Way:
 
     def step(self, engine: TrainEngine) -> None:
         started = time.perf_counter()
-        self.loss = engine.step(self.make())["loss"]
+        metrics = engine.step(self.make())
         self.seconds.append(time.perf_counter() - started)
+        self.loss, self.positions = metrics["loss"], int(metrics["positions"])
 
     def inspect(self, engine: TrainEngine) -> None:
         """A step whose memory and gradient are kept."""
