@@ -13,30 +13,30 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from openforge.bench.flops import Work, flops
+from openforge.bench.steps import WHOLE, settings
 from openforge.engines.training.heads import token_logprobs
 from openforge.engines.training.optimizer import make_optimizer
-from openforge.engines.training.settings import TrainSettings
 
 
 class DenseRows:
     """Steps on rows of equal length, as many as make up a given amount of work."""
 
-    def __init__(self, folder: Path, settings: TrainSettings) -> None:
+    def __init__(self, folder: Path) -> None:
         self.model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa").eval()
         self.model.to("cuda" if torch.cuda.is_available() else "cpu")
-        self._settings = settings
-        self._optimizer = make_optimizer(self.model, settings)
+        self._optimizer = make_optimizer(self.model, settings(WHOLE))
 
-    def seconds_per_flop(self, work: Work) -> float:
-        """Of one step on about that much work in the same mix: a position sees as many keys on average, and the same share has a loss."""
+    def seconds_per_flop(self, work: Work, budget: int) -> float:
+        """Of one step on about that much work in the same mix: a position sees as many keys on average, and the same share has a loss.
+        At most `budget` positions go through the model at a time."""
         length = max(1, round(2 * work.pairs / work.positions) - 1)
         rows = max(1, round(work.positions / length))
         ids = torch.arange(rows * length, device=self.model.device).view(rows, length) * 7919 % self.model.config.vocab_size
         every = work.positions / work.head_rows
         started = time.perf_counter()
         self._optimizer.zero_grad(set_to_none=True)
-        head_rows = sum(self._accumulate(batch, every) for batch in ids.split(max(1, self._settings.tokens_per_microbatch // length)))
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._settings.max_grad_norm).item()
+        head_rows = sum(self._accumulate(batch, every) for batch in ids.split(max(1, budget // length)))
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1e9).item()
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         seconds = time.perf_counter() - started

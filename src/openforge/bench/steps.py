@@ -24,6 +24,9 @@ from openforge.engines.training.checkpoint import OPTIMIZER_FILE
 from openforge.trees.pack import merge
 from openforge.types import TokenTree
 
+WHOLE = 1 << 30
+"""A budget that holds any batch."""
+
 
 def settings(budget: int, dtype: Literal["float32", "bfloat16"] = "float32") -> TrainSettings:
     """Of an engine that computes the step of AdamW, but whose weights a step of 1e-12 cannot change, and whose first moment is the
@@ -31,9 +34,9 @@ def settings(budget: int, dtype: Literal["float32", "bfloat16"] = "float32") -> 
     return TrainSettings(dtype=dtype, learning_rate=1e-12, betas=(0.0, 0.95), max_grad_norm=1e9, tokens_per_microbatch=budget)
 
 
-def make_engine(folder: Path, budget: int) -> TrainEngine:
+def make_engine(folder: Path) -> TrainEngine:
     """Of the model in `folder`, its optimizer state in place."""
-    engine = TrainEngine(folder, settings(budget))
+    engine = TrainEngine(folder, settings(WHOLE))
     engine.step(Rollouts.random(Shape("first", ((1, 16),)), 2).tree())
     return engine
 
@@ -43,6 +46,8 @@ class Way:
     """One way to train the rollouts, and what was measured of it."""
 
     make: Callable[[], list[TokenTree]]
+    budget: int
+    """Positions a micro-batch."""
     seconds: list[float] = field(default_factory=list)
     mebibytes: float | None = None
     """How much memory a step takes beside weights and optimizer state."""
@@ -55,6 +60,7 @@ class Way:
         return Work.of(merge(self.make()))
 
     def step(self, engine: TrainEngine) -> None:
+        engine.settings = settings(self.budget)
         started = time.perf_counter()
         metrics = engine.step(self.make())
         self.seconds.append(time.perf_counter() - started)

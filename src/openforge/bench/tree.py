@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from openforge.bench.flops import Work, flops
 from openforge.bench.frame import Bar, BenchResult, at_least, at_most, median
 from openforge.bench.model import model_folder
 from openforge.bench.rollouts import Rollouts, Shape
-from openforge.bench.steps import Way, make_engine, settings
+from openforge.bench.steps import WHOLE, Way, make_engine
 from openforge.engines.training import TrainEngine
 
 CONFIG = LlamaConfig(
@@ -37,90 +36,72 @@ CONFIG = LlamaConfig(
     max_position_embeddings=32_768,
 )
 """Small, and yet like a real model where it matters: nearly all of its work is matrix products and attention."""
-AGENT = Shape("agent", ((1, 192), (8, 600)))
-"""8 attempts of 100 calls each."""
-SHARED = Shape("shared75", ((1, 576), (8, 192)))
-SHORT = Shape("short", ((64, 1), (4, 11)))
-"""So little is shared that sharing hardly pays."""
-LONG = Shape("long", ((1, 1024), (4, 512), (16, 464)))
-"""A tree of 32,768 tokens."""
-SHARES = (0.0, 0.25, 0.5, 0.75, 0.9, 0.95)
-LEAVES = (2, 8, 32)
-PATHS = (96, 384)
-BUDGET = 8_192
-"""Positions a micro-batch, in every way alike."""
-LONG_BUDGETS = (32_768, 4_096)
-WAYS = ("calls", "rows", "tree")
+WAYS = ("calls", "rows", "whole", "tree")
+TURNS_A_CALL = 3
+"""Call by call takes a minute and everything else a second, so the others take more turns."""
+SECONDS = 2.0
+"""A case whose turns take less is measured more often than asked for."""
 COLUMNS = (
     *("shape", "path", "leaves", "shared", "budget"),
     *(f"{name} {figure}" for name in WAYS for figure in ("tokens", "positions", "s", "MiB", "over ideal")),
-    *("vs calls", "ideal vs calls", "vs rows", "ideal vs rows", "loss error", "gradient error"),
+    *(f"{what} {name}" for name in WAYS[:-1] for what in ("vs", "ideal vs")),
+    *("loss error", "gradient error"),
 )
 SHOWN = (
-    "shape",
-    "leaves",
-    "path",
-    "shared",
-    "tree tokens",
-    "tree s",
-    "tree MiB",
-    "vs calls",
-    "vs rows",
-    "ideal vs rows",
-    "tree over ideal",
+    *("shape", "path", "leaves", "shared", "tree tokens", "tree s", "tree MiB"),
+    *("vs calls", "vs rows", "ideal vs rows", "tree over ideal"),
 )
-TURNS_A_CALL = 3
-"""Call by call takes a minute and everything else a second, so the others take more turns."""
-
-
-def grid(shares: Sequence[float], leaves: Sequence[int], paths: Sequence[int]) -> tuple[Shape, ...]:
-    def shape(path: int, count: int, shared: int) -> Shape:
-        return Shape("grid", ((1, shared), (count, path - shared)))
-
-    return tuple(shape(path, count, round(share * path)) for path in paths for count in leaves for share in shares)
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What is measured, and how long."""
+class Case:
+    """What is measured together, in turns."""
 
-    by_call: Sequence[Shape] = (AGENT,)
-    """As calls, rows and tree."""
-    by_row: Sequence[Shape] = (SHARED, SHORT, *grid(SHARES, LEAVES, PATHS))
-    """As rows and tree."""
-    alone: Sequence[tuple[Shape, int]] = tuple((LONG, budget) for budget in LONG_BUDGETS)
-    """As a tree, under that budget."""
-    seconds: float = 2.0
-    """A shape whose rounds take less is measured more often than `repeats` says."""
+    shape: Shape
+    ways: tuple[str, ...]
+    """Of WAYS, `tree` the last of them. `whole` is the tree as well, whatever its size as one piece."""
+    budget: int = 8_192
+    """Positions a micro-batch, the same for every other way."""
 
 
-def run(model: Path | None, repeats: int = 3, plan: Plan | None = None) -> BenchResult:
+def grid(shares: Sequence[float], leaves: Sequence[int], paths: Sequence[int]) -> tuple[Case, ...]:
+    def case(path: int, count: int, shared: int) -> Case:
+        return Case(Shape("grid", ((1, shared), (count, path - shared))), ("rows", "tree"))
+
+    return tuple(case(path, count, round(share * path)) for path in paths for count in leaves for share in shares)
+
+
+AGENT = Case(Shape("agent", ((1, 192), (8, 600))), ("calls", "rows", "tree"))
+"""8 attempts of 100 calls each."""
+SHARED = Case(Shape("shared75", ((1, 576), (8, 192))), ("rows", "tree"))
+SHORT = Case(Shape("short", ((64, 1), (4, 11))), ("rows", "tree"))
+"""So little is shared that sharing hardly pays."""
+LONG = Case(Shape("long", ((1, 1024), (4, 512), (16, 464))), ("whole", "tree"), budget=4_096)
+"""32,768 tokens, the longest path 2,000."""
+CASES = (AGENT, SHARED, SHORT, *grid((0.0, 0.25, 0.5, 0.75, 0.9, 0.95), (2, 8, 32), (96, 384)), LONG)
+
+
+def run(model: Path | None, repeats: int = 3, cases: Sequence[Case] = CASES, seconds: float = SECONDS) -> BenchResult:
     """Measure the model folder `model`, or with None a small random one."""
-    plan = plan or Plan()
-    cases = [
-        *((shape, ("calls", "rows", "tree"), BUDGET) for shape in plan.by_call),
-        *((shape, ("rows", "tree"), BUDGET) for shape in plan.by_row),
-        *((shape, ("tree",), budget) for shape, budget in plan.alone),
-    ]
     rows = []
     with model_folder(model, CONFIG) as folder, Progress(console=Console(stderr=True), transient=True) as progress:
-        engine = cache(lambda budget: make_engine(folder, budget))
-        dense = cache(lambda budget: DenseRows(folder, settings(budget)))
+        engine, dense = make_engine(folder), DenseRows(folder)
         task = progress.add_task("", total=len(cases))
-        for shape, names, budget in cases:
-            progress.update(task, description=f"{shape.name}, {shape.leaves} leaves of {shape.path} tokens")
-            rows.append(_measure(engine(budget), dense(budget), shape, names, repeats, plan.seconds))
+        for case in cases:
+            progress.update(task, description=f"{case.shape.name}, {case.shape.leaves} leaves of {case.shape.path} tokens")
+            rows.append(_measure(engine, dense, case, repeats, seconds))
             progress.advance(task)
     return BenchResult("tree", rows, _bars(rows), SHOWN)
 
 
-def _measure(engine: TrainEngine, dense: DenseRows, shape: Shape, names: Sequence[str], repeats: int, seconds: float) -> dict[str, Any]:
-    rollouts = Rollouts.random(shape, dense.model.config.vocab_size)
-    ways = {name: Way(getattr(rollouts, name)) for name in names}
+def _measure(engine: TrainEngine, dense: DenseRows, case: Case, repeats: int, seconds: float) -> dict[str, Any]:
+    rollouts = Rollouts.random(case.shape, dense.model.config.vocab_size)
+    makes = {"calls": rollouts.calls, "rows": rollouts.rows, "whole": rollouts.tree, "tree": rollouts.tree}
+    ways = {name: Way(makes[name], WHOLE if name == "whole" else case.budget) for name in case.ways}
     work = {name: way.work() for name, way in ways.items()}
     for way in ways.values():
         way.inspect(engine)
-    dense.seconds_per_flop(work["tree"])
+    dense.seconds_per_flop(work["tree"], case.budget)
     calls = ways.get("calls")
     quick = [way for way in ways.values() if way is not calls]
     turns = max(repeats * (TURNS_A_CALL if calls else 1), math.ceil(seconds / sum(way.seconds[-1] for way in quick)))
@@ -132,20 +113,20 @@ def _measure(engine: TrainEngine, dense: DenseRows, shape: Shape, names: Sequenc
             calls.step(engine)
         for way in quick:
             way.step(engine)
-        pace.append(dense.seconds_per_flop(work["tree"]))
+        pace.append(dense.seconds_per_flop(work["tree"], case.budget))
     ideal = {name: median(pace) * flops(dense.model, each) for name, each in work.items()}
-    return _row(shape, engine.settings.tokens_per_microbatch, ways, work, ideal)
+    return _row(case, ways, work, ideal)
 
 
-def _row(shape: Shape, budget: int, ways: Mapping[str, Way], work: Mapping[str, Work], ideal: Mapping[str, float]) -> dict[str, Any]:
+def _row(case: Case, ways: Mapping[str, Way], work: Mapping[str, Work], ideal: Mapping[str, float]) -> dict[str, Any]:
     """`ideal`: seconds."""
     seconds = {name: median(way.seconds) for name, way in ways.items()}
     row: dict[str, Any] = dict.fromkeys(COLUMNS) | {
-        "shape": shape.name,
-        "path": shape.path,
-        "leaves": shape.leaves,
-        "shared": shape.shared / shape.path,
-        "budget": budget,
+        "shape": case.shape.name,
+        "path": case.shape.path,
+        "leaves": case.shape.leaves,
+        "shared": case.shape.shared / case.shape.path,
+        "budget": case.budget,
     }
     for name, way in ways.items():
         row |= {
@@ -164,14 +145,17 @@ def _row(shape: Shape, budget: int, ways: Mapping[str, Way], work: Mapping[str, 
 
 
 def _bars(rows: Sequence[Mapping[str, Any]]) -> list[Bar]:
-    by_call = [row for row in rows if row["calls s"] is not None]
-    by_row = [row for row in rows if row["rows s"] is not None]
+    by_row = [row for row in rows if row["vs rows"] is not None]
     same = [row for row in by_row if row["tree positions"] == row["rows positions"]]
-    return [
-        at_least("speedup_vs_calls", min(row["vs calls"] for row in by_call), 40.0),
-        at_least("speedup_vs_linear_75", min(row["vs rows"] for row in rows if row["shape"] == SHARED.name), 2.0),
+    agent, shared, long = (next(row for row in rows if row["shape"] == case.shape.name) for case in (AGENT, SHARED, LONG))
+    bars = [
+        at_least("speedup_vs_calls", agent["vs calls"], 40.0),
+        at_least("speedup_vs_linear_75", shared["vs rows"], 2.0),
         at_least("min_speedup_vs_linear", min(row["vs rows"] for row in by_row if row not in same), 1.0),
         at_least("min_speedup_same_work", min(row["vs rows"] for row in same), 0.95),
-        at_most("over_flop_ideal", max(row["tree over ideal"] for row in by_call), 1.15),
-        at_most("gradient_error", max(row["gradient error"] for row in by_row), 1e-4),
+        at_most("over_flop_ideal", agent["tree over ideal"], 1.15),
+        at_most("gradient_error", max(row["gradient error"] for row in rows), 1e-4),
     ]
+    if long["tree MiB"] is not None:
+        bars.append(at_most("long_memory", long["tree MiB"] / long["whole MiB"], 0.25))
+    return bars
