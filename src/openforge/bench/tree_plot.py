@@ -11,7 +11,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter, StrMethodFormatter
+from matplotlib.ticker import MultipleLocator, PercentFormatter, StrMethodFormatter
 
 from openforge.bench.frame import BenchResult
 from openforge.run.report.plots import BLUE, GREEN, GREY, ORANGE, RED, STYLE
@@ -21,7 +21,7 @@ def draw(result: BenchResult, path: Path) -> None:
     """A panel for each path length of the grid; a line for each number of leaves, and its ideal."""
     rows = [row for row in result.rows if row["shape"] == "grid"]
     lengths = sorted({row["path"] for row in rows})
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(STYLE | {"svg.hashsalt": "openforge"}):  # the same picture is the same file
         figure = Figure(figsize=(4.2 * len(lengths), 3.4), layout="constrained")
         FigureCanvasAgg(figure)
         panels = figure.subplots(1, len(lengths), sharey=True, squeeze=False)[0]
@@ -43,5 +43,6 @@ def _panel(axes: Axes, rows: list[dict[str, float]]) -> None:
     axes.axhline(1, color=GREY, linewidth=0.8)
     axes.set_yscale("log", base=2)
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}×"))
+    axes.xaxis.set_major_locator(MultipleLocator(0.25))
     axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     axes.set_xlabel("share of the rollout that is a common prefix")
