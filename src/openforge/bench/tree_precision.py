@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, MiniMaxM2Config, PretrainedConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
@@ -115,7 +116,8 @@ def whole(folder: Path, rollouts: Rollouts, dtype: Literal["float32", "bfloat16"
     engine = TrainEngine(folder, settings(len(rollouts.sequences) * rollouts.shape.path, dtype))
     [tree] = rollouts.tree()
     with Routing(of_tree(tree, choices)):
-        logprobs = torch.from_numpy(engine.logprobs(tree))
+        of_rollouts = engine.logprobs(tree)
     with Routing(of_tree(tree, choices)):
         engine.step([tree])
-    return Outcome(logprobs.double(), {name: g.double() for name, g in gradient(engine).items()})
+    logprobs = np.concatenate([of_rollouts[rollout] for rollout in rollouts.advantages])
+    return Outcome(torch.from_numpy(logprobs).double(), {name: g.double() for name, g in gradient(engine).items()})
