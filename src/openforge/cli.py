@@ -243,17 +243,27 @@ def report_agents(
 
 @app.command()
 def bench(
-    name: Annotated[str, typer.Argument(help="Which benchmark: engine or gateway.")],
-    model: Annotated[Path, typer.Option(help="Model folder.")] = Path("models/smollm2-135m-instruct"),
+    name: Annotated[str, typer.Argument(help="Which benchmark: engine, gateway, tree or tree-precision.")],
+    model: Annotated[Path | None, typer.Option(help="Model folder; default: the benchmark's own choice.", show_default=False)] = None,
     repeats: Annotated[int, typer.Option(min=1)] = 3,
     json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw the result: a .png or .svg file.")] = None,
 ) -> None:
     """Measure, side by side with what others do, and hold the result to its bar."""
     from openforge.bench import BENCHES, show
 
     if name not in BENCHES:
         raise UserError(f"bench: no benchmark '{name}'; there are: {', '.join(BENCHES)}")
-    result = BENCHES[name](model, repeats)
+    chosen = BENCHES[name]
+    if plot is not None:
+        if chosen.plot is None:
+            raise UserError(f"bench {name}: has no picture to draw: leave --plot away")
+        if plot.suffix not in (".png", ".svg"):
+            raise UserError(f"bench {name}: --plot {plot}: name a file that ends in .png or .svg")
+        plot.parent.mkdir(parents=True, exist_ok=True)
+    result = chosen.run(model or chosen.model, repeats)
+    if plot is not None and chosen.plot is not None:
+        chosen.plot(result, plot)
     show(result, as_json=json)
     if not all(bar.ok for bar in result.bars):
         raise typer.Exit(1)

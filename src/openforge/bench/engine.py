@@ -7,10 +7,7 @@ take turns within one run, so that what else the machine does meets both; figure
 from __future__ import annotations
 
 import asyncio
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +15,17 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig
 
 from openforge.bench.frame import BenchResult, at_least, median
+from openforge.bench.model import model_folder
 from openforge.engines.rollout import TorchEngine
 from openforge.engines.rollout.model import DType
-from openforge.types import Sampling, UserError
+from openforge.types import Sampling
 
 PROMPT_TOKENS = 100
 NEW_TOKENS = 64
 BARS = {8: 1.0, 32: 1.5}
+CONFIG = LlamaConfig(
+    vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2
+)
 
 
 def run(
@@ -37,25 +38,8 @@ def run(
     threads: int | None = None,
 ) -> BenchResult:
     """Measure the model folder `model`, or with None a tiny random one (for trying the benchmark out)."""
-    with _tiny() if model is None else _folder(model) as path:
+    with model_folder(model, CONFIG) as path:
         return asyncio.run(_measure(path, repeats, concurrency, new_tokens, dtype, threads))
-
-
-@contextmanager
-def _folder(model: Path) -> Iterator[Path]:
-    if not (model / "config.json").is_file():
-        raise UserError(f"{model}: no model here to measure; fetch one with `openforge models fetch`, or name another folder")
-    yield model
-
-
-@contextmanager
-def _tiny() -> Iterator[Path]:
-    config = LlamaConfig(
-        vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-        yield Path(folder)
 
 
 async def _measure(

@@ -42,6 +42,8 @@ class BenchResult:
     rows: Sequence[dict[str, Any]]
     """One table: every row has the same keys."""
     bars: Sequence[Bar]
+    shown: Sequence[str] | None = None
+    """The columns of the table for people, if all of them are too many."""
 
 
 def machine() -> dict[str, Any]:
@@ -67,6 +69,12 @@ def median(values: Sequence[float]) -> float:
     return float(statistics.median(values))
 
 
+def _cell(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:,.2f}" if abs(value) >= 0.1 else f"{value:.2g}"
+    return "" if value is None else str(value)
+
+
 def show(result: BenchResult, *, as_json: bool = False) -> None:
     about = machine()
     if as_json:
@@ -75,10 +83,11 @@ def show(result: BenchResult, *, as_json: bool = False) -> None:
         return
     console = Console()
     table = Table(title=f"{result.bench}: {about['cpu']}, {about['threads']} threads, load {about['load']}")
-    for column in result.rows[0]:
+    columns = result.shown or list(result.rows[0])
+    for column in columns:
         table.add_column(column, justify="left" if isinstance(result.rows[0][column], str) else "right")
     for row in result.rows:
-        table.add_row(*(f"{value:,.2f}" if isinstance(value, float) else str(value) for value in row.values()))
+        table.add_row(*(_cell(row[column]) for column in columns))
     console.print(table)
     for bar in result.bars:
         console.print(f"[{'green' if bar.ok else 'red'}]{'ok  ' if bar.ok else 'MISS'}[/] {bar.name} = {bar.value:.2f} (bar {bar.bar:g})")
