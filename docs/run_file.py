@@ -110,9 +110,8 @@ MEANINGS = {
     "train.betas": "AdamW's.",
     "train.max_grad_norm": "The gradient is scaled down to this norm where it is larger.",
     "train.activation_checkpointing": "Compute activations twice instead of keeping them: less memory, more time.",
-    "train.tokens_per_microbatch": "Tree positions in one forward pass; a single sequence that is longer is one pass by itself. It "
-    "bounds memory and cannot "
-    "change the gradient.",
+    "train.tokens_per_microbatch": "Tree positions in one forward pass. It bounds memory, together with the longest sequence, and cannot "
+    "change the gradient. See [trees](training.md#trees).",
     "train.seed": "Not used: nothing in training draws random numbers. Set the run's `seed`.",
     "sft.epochs": "How often every transcript is seen.",
     "sft.learning_rate": "At the first step.",

@@ -81,6 +81,7 @@ def test_keys_and_values_live_as_long_as_the_pieces_that_hang_on_them(recompute:
 
     def evaluate(piece: Piece, memory: Memory) -> torch.Tensor:
         loss = tree_loss(model, piece.tree, memory)
+        assert not len(memory._joined), "nothing holds copies of carried keys and values"
         index = len(alive)
         kept = [weakref.ref(kept.tensor) for pair in memory._kept.values() for kept in pair]
         assert len(kept) == (4 if index in {p.parent for p in pieces} else 0)

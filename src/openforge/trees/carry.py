@@ -2,17 +2,21 @@
 
 Invariant: gradients over all pieces sum to those of the whole forest, and no position is computed twice. A piece's backward pass comes
 after those of all its descendants, which have by then summed up what they owe to its keys and values; its graph, keys and values are
-freed with it.
+freed with it. No piece saves a copy of what it carries, so that a path's keys and values are stored once.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from openforge.trees.partition import Piece
 
@@ -25,6 +29,7 @@ class Memory:
         self._carried = carried
         self._keep = keep
         self._kept: dict[int, tuple[_Kept, _Kept]] = {}
+        self._joined = WeakTensorKeyDictionary()
 
     def exchange(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """The layer's keys and values [1, K, M, D]: the carried ones, and behind them the piece's own `key` and `value` [1, K, N, D].
@@ -35,9 +40,22 @@ class Memory:
             self._kept[layer] = (_Kept(key), _Kept(value))
         if not self._carried:
             return key, value
-        carried = [(memory._kept[layer], length) for memory, length in self._carried]
-        return _joined(key, [(keys, length) for (keys, _), length in carried]), _joined(
-            value, [(values, length) for (_, values), length in carried]
+        kept = [(memory._kept[layer], length) for memory, length in self._carried]
+        return self._join(key, [(keys, length) for (keys, _), length in kept]), self._join(value, [(v, length) for (_, v), length in kept])
+
+    def _join(self, own: Tensor, carried: list[tuple[_Kept, int]]) -> Tensor:
+        recipe = _Recipe(own, carried)
+        joined: Tensor = _Join.apply(own, recipe)  # type: ignore[no-untyped-call]
+        self._joined[joined] = recipe
+        return joined
+
+    def sparing(self) -> AbstractContextManager[None]:
+        """A context in which the graph does not save what `exchange` returns, but how to join it again."""
+        if not self._carried:
+            return nullcontext()
+        return saved_tensors_hooks(
+            lambda tensor: self._joined.get(tensor, tensor),  # type: ignore[no-untyped-call]
+            lambda saved: saved.join() if isinstance(saved, _Recipe) else saved,
         )
 
     def backward(self, loss: Tensor | None) -> None:
@@ -70,16 +88,20 @@ class _Kept:
         self.gradient[:, :, : gradient.shape[2]] += gradient
 
 
-def _joined(own: Tensor, carried: list[tuple[_Kept, int]]) -> Tensor:
-    joined: Tensor = _Join.apply(own, carried)  # type: ignore[no-untyped-call]
-    return joined
+@dataclass(frozen=True, slots=True)
+class _Recipe:
+    own: Tensor
+    carried: list[tuple[_Kept, int]]
+
+    def join(self) -> Tensor:
+        return torch.cat([*(kept.tensor[:, :, :length] for kept, length in self.carried), self.own], 2)
 
 
 class _Join(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, own: Tensor, carried: list[tuple[_Kept, int]]) -> Tensor:
-        ctx.carried = carried
-        return torch.cat([*(kept.tensor[:, :, :length] for kept, length in carried), own], 2)
+    def forward(ctx: Any, own: Tensor, recipe: _Recipe) -> Tensor:
+        ctx.carried = recipe.carried
+        return recipe.join()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
@@ -108,6 +130,7 @@ def walk(pieces: Sequence[Piece], evaluate: Callable[[Piece, Memory], Tensor | N
             finish()
         memories = {ancestor: memory for ancestor, memory, _ in path}
         memory = Memory([(memories[ancestor], length) for ancestor, length in piece.carried], keep=index in parents)
-        path.append((index, memory, evaluate(piece, memory)))
+        with memory.sparing():
+            path.append((index, memory, evaluate(piece, memory)))
     while path:
         finish()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig
 
 
 @pytest.fixture(scope="session", params=["tied", "untied"])
@@ -24,4 +24,24 @@ def model_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     LlamaForCausalLM(config).save_pretrained(folder)
     (folder / "tokenizer.json").write_text("{}")
     (folder / "chat_template.jinja").write_text("{{ messages }}")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def experts_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(
+        vocab_size=48,
+        hidden_size=64,
+        moe_intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        num_experts=4,
+        num_experts_per_tok=2,
+        max_position_embeddings=128,
+    )
+    folder = tmp_path_factory.mktemp("experts")
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     return folder

@@ -33,6 +33,6 @@ class TrainSettings(Settings):
     activation_checkpointing: bool = False
     tokens_per_microbatch: int = Field(default=8192, ge=1)
     attention: Literal["auto", "segments", "flex", "magi"] = "auto"
-    """The kernel of the tree attention. `segments` runs everywhere; `auto` takes the fastest for the device."""
+    """The kernel of the tree attention. `auto`: `flex` on CUDA, else `segments`."""
     checkpoint_every: int = Field(default=10, ge=1)
     """In optimizer steps."""
