@@ -60,19 +60,19 @@ def draw(summary: Summary, folder: Path) -> list[Plot]:
     for name, (title, caption, needs, paint) in FIGURES.items():
         if any(_series(rows, key)[0] for rows, key in needs(summary)):
             path = folder / f"{name}.png"
-            with _axes(path) as axes:
-                paint(axes, summary)
+            with figure(path, 5.6, 3.0) as canvas:
+                paint(canvas.add_subplot(), summary)
             plots.append(Plot(name, title, caption, path))
     return plots
 
 
 @contextmanager
-def _axes(path: Path) -> Iterator[Axes]:
+def figure(path: Path, width: float, height: float) -> Iterator[Figure]:
+    """An empty figure of this size (inches) in the report's style, written to `path` (PNG) at the end."""
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(5.6, 3.0), layout="constrained")
+        figure = Figure(figsize=(width, height), layout="constrained")
         FigureCanvasAgg(figure)
-        axes = figure.add_subplot()
-        yield axes
+        yield figure
         figure.savefig(path, dpi=180)
 
 
