@@ -189,6 +189,15 @@ def _share(axes: Axes, summary: Summary) -> None:
     _steps(axes, "share of sampled tokens")
 
 
+def _positions(axes: Axes, summary: Summary) -> None:
+    _line(axes, summary, "row_positions", GREY, "with a sequence for each trajectory")
+    _line(axes, summary, "positions", BLUE, "computed")
+    axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    _legend(axes)
+    _steps(axes, "positions")
+
+
 def _time(axes: Axes, summary: Summary) -> None:
     rows = [row for row in summary.steps if row.get("train_seconds") is not None]
     steps = [row["step"] for row in rows]
@@ -265,6 +274,12 @@ FIGURES: dict[str, tuple[str, str, Needs, Callable[[Axes, Summary], None]]] = {
         "Every sampled token is trained, or masked for a reason.",
         _of_steps("sampled_tokens"),
         _share,
+    ),
+    "positions": (
+        "What the trees spare",
+        "Positions that each optimizer step computed: a prefix that several trajectories share is there once.",
+        _of_steps("row_positions"),
+        _positions,
     ),
     "speed": (
         "Speed",
