@@ -48,7 +48,7 @@ def replay(source: RunDir, config: RunConfig, out: RunDir, against: RunDir, cons
             versions = {row["step"]: row["version"] for row in read_metrics(source.metrics) if row["kind"] == "step"}
             for step, units in steps.items():
                 engine.version = versions[step]
-                row = _train(engine, [_group(store, unit) for unit in units], config)
+                row = _train(engine, [Group.read(store, unit) for unit in units], config)
                 view.update(metrics.write({"step": step, **row}))
         engine.save(out.checkpoint(max(steps)))
     _compare(against, out, start, console)
@@ -71,14 +71,10 @@ def starting_weights(source: RunDir, out: RunDir, view: LiveView) -> Path:
     return out.checkpoint(0)
 
 
-def _group(store: Store, unit: int) -> Group:
-    return Group(unit=unit, members=[(rollout, store.calls(rollout.id)) for rollout in store.group(unit)])
-
-
 def _train(engine: TrainEngine, groups: list[Group], config: RunConfig) -> Row:
     """One optimizer step; its metrics, as a run has them."""
     version = engine.version
-    batch = make_batch(groups, config.train, version)
+    batch = make_batch(groups, config.train, version=version, vocabulary=engine.vocabulary, context_length=engine.context_length)
     trained = {} if batch.tree is None else engine.step([batch.tree], temperature=config.rollout.sampling.temperature)
     return {"version": version, **batch.row, **trained}
 

@@ -15,7 +15,7 @@ from openforge.trees import build
 from openforge.trees.attention import BACKEND
 from openforge.trees.forward import forward
 from openforge.trees.unmerge import unmerge
-from openforge.types import LineageKind, TokenTree
+from openforge.types import TokenTree
 
 
 @torch.no_grad()
@@ -28,7 +28,7 @@ def check_forest(seen: Performance) -> TokenTree:
     assert len(merged) == seen.delivery.trained
     model.set_attn_implementation("sdpa")
     calls = {call.id: call for call in seen.calls}
-    trained = [calls[id] for lineage in seen.lineages if lineage.kind is not LineageKind.SIDE for id in lineage.call_ids]
+    trained = [calls[id] for path in paths for id in path.call_ids]
     alone = np.concatenate([by_itself(model, seen.prompt(call), call.sampled) for call in trained])
     np.testing.assert_allclose(merged, alone, rtol=0, atol=1e-6)  # the model's norms round to float32
     return tree
