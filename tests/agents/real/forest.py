@@ -13,6 +13,7 @@ from openforge.engines.training.heads import token_logprobs
 from openforge.rl import token_weights
 from openforge.trees import build
 from openforge.trees.attention import BACKEND
+from openforge.trees.backends.segments import segment_backend
 from openforge.trees.forward import forward
 from openforge.trees.unmerge import unmerge
 from openforge.types import TokenTree
@@ -24,7 +25,7 @@ def check_forest(seen: Performance) -> TokenTree:
     paths = [path for path in trajectories(seen.calls) if path.trained.any()]
     tree = build(paths, {seen.rollout.id: 1.0}, token_weights(paths))
     model = random_llama(1 + max(max(call.delta + call.sampled) for call in seen.calls))
-    (merged,) = unmerge(tree, logprobs(model, forward(model, tree), tree.at, tree.targets)).values()
+    (merged,) = unmerge(tree, logprobs(model, forward(model, tree, segment_backend), tree.at, tree.targets)).values()
     assert len(merged) == seen.delivery.trained
     model.set_attn_implementation("sdpa")
     calls = {call.id: call for call in seen.calls}
