@@ -8,14 +8,18 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
 
+from openforge.engines.training import TrainEngine
+from openforge.pool import Store
+from openforge.run.batch import Group, make_batch
 from openforge.run.compare import METRICS, common_steps, differences, weights_apart
 from openforge.run.config import load_config
 from openforge.run.replay import replay
 from openforge.run.rundir import RunDir
-from openforge.types import UserError
+from openforge.types import FloatArray, UserError
 
 WriteRun = Callable[..., Path]
 Openforge = Callable[..., subprocess.CompletedProcess[str]]
@@ -24,12 +28,12 @@ STEPS = 3
 
 @pytest.fixture
 def run(write_run: WriteRun, openforge: Openforge) -> RunDir:
-    """Three steps in fp32, after a cold start whose checkpoint is no longer there."""
+    """Three steps through trees in fp32, after a cold start whose checkpoint is no longer there."""
     lines = [[{"role": "user", "content": f"say {word}"}, {"role": "assistant", "content": "abcabc"}] for word in ("one", "two")]
     run_file = write_run(
         tasks={"eval": {}},
         sft={"data": "sft.jsonl", "batch_size": 1, "learning_rate": 1e-3},
-        train={"steps": STEPS, "checkpoint_every": 1, "learning_rate": 1e-3, "dtype": "float32"},
+        train={"steps": STEPS, "checkpoint_every": 1, "learning_rate": 1e-3, "dtype": "float32", "layout": "tree"},
     )
     (run_file.parent / "sft.jsonl").write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in lines))
     result = openforge("train", run_file)
@@ -52,16 +56,27 @@ def sizes(first: RunDir, second: RunDir) -> dict[str, float]:
     return {each.metric: each.size for each in differences(pairs)}
 
 
-def test_a_replay_repeats_the_run_and_rows_equal_the_tree(run: RunDir) -> None:
-    tree, rows, other = again(run, "tree"), again(run, "rows", "train.layout=rows"), again(run, "other", "train.learning_rate=1e-4")
-    assert sizes(run, tree) == pytest.approx(dict.fromkeys(METRICS, 0), abs=1e-5)
-    assert sizes(tree, rows) == pytest.approx(dict.fromkeys(METRICS, 0), abs=1e-5)
-    assert all(one["positions"] < 0.8 * other["positions"] for one, other in common_steps(tree, rows))
-    apart, of_training = weights_apart(tree.checkpoint(STEPS), rows.checkpoint(STEPS), tree.checkpoint(0))
+def logprobs(run: RunDir, replayed: RunDir, layout: str) -> FloatArray:
+    """Of the last step's trained tokens under the weights that it left: float32 [C]."""
+    config = load_config(run.config, [f"train.layout={layout}"])
+    engine = TrainEngine.restore(replayed.checkpoint(STEPS), config.train)
+    with Store.open(run.database) as store:
+        groups = [Group.read(store, unit) for unit in store.steps()[STEPS]]
+    batch = make_batch(groups, config.train, version=0, vocabulary=engine.vocabulary, context_length=engine.context_length)
+    assert batch.tree is not None
+    return np.concatenate(list(engine.logprobs(batch.tree).values()))
+
+
+def test_a_run_through_trees_is_the_same_through_rows(run: RunDir) -> None:
+    rows, other = again(run, "rows", "train.layout=rows"), again(run, "other", "train.learning_rate=1e-4")
+    assert sizes(run, rows) == pytest.approx(dict.fromkeys(METRICS, 0), abs=1e-5)
+    assert all(one["positions"] < 0.8 * other["positions"] for one, other in common_steps(run, rows))
+    apart, of_training = weights_apart(run.checkpoint(STEPS), rows.checkpoint(STEPS), rows.checkpoint(0))
     assert apart < 1e-5
     assert of_training < 1e-3
-    assert sizes(tree, other)["kl"] > 1e-4
+    np.testing.assert_allclose(logprobs(run, run, "tree"), logprobs(run, rows, "rows"), rtol=0, atol=1e-5)
     assert (rows.plots / "replay.png").stat().st_size > 10_000
+    assert sizes(run, other)["kl"] > 1e-4, "the comparison tells another curve from the same one"
 
 
 def test_a_replay_needs_trained_steps_and_a_new_folder(write_run: WriteRun, tmp_path: Path) -> None:
