@@ -97,6 +97,24 @@ def report(directory: Directory) -> None:
 
 
 @app.command()
+def replay(
+    directory: Directory,
+    out: Annotated[Path, typer.Option(help="A new folder for the replay's metrics, model and picture.", show_default=False)],
+    overrides: Overrides = [],  # noqa: B006
+    against: Annotated[Path | None, typer.Option(metavar="DIR", help="Another replay to compare with; default: the run.")] = None,
+) -> None:
+    """Train a run's recorded groups again with other settings, and say how far apart the two come out."""
+    from rich.console import Console
+
+    from openforge.run.config import load_config
+    from openforge.run.replay import replay
+    from openforge.run.rundir import RunDir
+
+    run = RunDir.open(directory)
+    replay(run, load_config(run.config, overrides), RunDir(out.absolute()), RunDir((against or directory).absolute()), Console())
+
+
+@app.command()
 def serve(
     directory: Annotated[Path, typer.Option("--dir", help="Where the calls are recorded; may be that of an earlier `serve`.")],
     model: Annotated[Path | None, typer.Option(help="The model's folder (or hub id). Without --engine it is run here.")] = None,

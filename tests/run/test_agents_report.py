@@ -65,6 +65,7 @@ async def test_a_row_counts_what_the_log_holds(run_dir: Path) -> None:
     assert (row.lineages, row.forks) == ({"main": 2, "side": 2}, {"root": 2})
     assert row.prefix_reuse == 13 / (4 + 10 + 15)
     assert row.delivered == 8 / 9
+    assert (row.call_tokens, row.row_tokens, row.tree_tokens) == (2 * (12 + 19), 2 * 19, 19), "the title is not trained"
     assert as_json([row])[0]["lineages"] == {"main": 2, "side": 2}
 
 
@@ -72,7 +73,7 @@ async def test_the_table_shows_it(run_dir: Path) -> None:
     console = Console(file=io.StringIO(), width=160)
     print_agent_rows(agent_rows([run_dir.parent]), console)
     text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert all(word in text for word in ("claude-code", "messages", "2 main, 2 side", "2 root", "44.8%", "88.9%"))
+    assert all(word in text for word in ("claude-code", "messages", "2 main, 2 side", "2 root", "44.8%", "88.9%", "3.3×"))
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:

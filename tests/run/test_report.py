@@ -55,6 +55,7 @@ def step_row(step: int, rng: random.Random) -> dict[str, Any]:
         "logprob_gap": 3e-6 * (1 + rng.random()), "logprob_gap_max": 8e-5 * (1 + rng.random()),
         "loss": rng.uniform(-0.1, 0.1), "grad_norm": 0.4 + rng.random() / 2, "learning_rate": 1e-5,
         "train_seconds": 6 + rng.random(), "wait_seconds": 2 * rng.random(), "elapsed": step * 8.0,
+        "positions": 2_000 + step, "row_positions": 9_000,
         "sample_tokens_per_second": 320 + 40 * rng.random(), "train_tokens_per_second": 900.0,
     }  # fmt: skip
 
@@ -172,11 +173,13 @@ def test_a_whole_run_becomes_one_page_that_needs_nothing_else(run: RunDir) -> No
     assert "url(" not in run.report.read_text()
     assert {path.stem for path in run.plots.glob("*.png")} == {
         "reward", "held_out", "evaluations", "entropy", "agreement", "staleness", "trained_share", "speed", "time", "loss", "sft",
+        "positions",
     }  # fmt: skip
     words = " ".join(page.words.split())
     assert "+59.4 points by RL, from 31.2%" in words
     assert "cold start 0:41" in words
     assert "127 of 128" in words
+    assert "80,820 instead of 360,000" in words
 
 
 def test_recorded_text_is_never_markup(run: RunDir) -> None:

@@ -18,12 +18,15 @@ from rich.table import Table
 from openforge.agents import ADAPTERS, AgentSettings
 from openforge.coordinator import delivered, lineages, trajectories
 from openforge.pool import Store
+from openforge.rl import token_weights
 from openforge.run.config import read_config
 from openforge.run.live import number, percent
 from openforge.run.rundir import RunDir
-from openforge.types import Call
+from openforge.trees import build
+from openforge.types import Call, Rollout, Trajectory
 
 _WORDS = ("agent", "version", "dialect", "lineages", "forks")
+_NUMBERS = ("reuse", "delivered", "by call", "as rows", "as tree", "ratio")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +47,17 @@ class AgentRow:
     """Of all prompt ids, the share that an earlier call had stored: the first call of a rollout has none."""
     delivered: float | None
     """Of all sampled ids, the share that is to be trained, before rewards are looked at."""
+    call_tokens: int
+    """Positions in training if each call that is to be trained were a sequence of its own, behind its whole prompt."""
+    row_tokens: int
+    """If each trajectory were."""
+    tree_tokens: int
+    """As trained: the trajectories of each group in one tree."""
+
+    @property
+    def token_ratio(self) -> float | None:
+        """How many times each position of the trees would be computed call by call."""
+        return self.call_tokens / self.tree_tokens if self.tree_tokens else None
 
 
 def agent_rows(folders: Iterable[Path]) -> list[AgentRow]:
@@ -53,7 +67,7 @@ def agent_rows(folders: Iterable[Path]) -> list[AgentRow]:
 
 def print_agent_rows(rows: Sequence[AgentRow], console: Console | None = None) -> None:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for heading in ("agent", "version", "dialect", "rollouts", "calls", "lineages", "forks", "reuse", "delivered"):
+    for heading in ("agent", "version", "dialect", "rollouts", "calls", "lineages", "forks", *_NUMBERS):
         wide = heading in ("lineages", "forks")
         table.add_column(heading, no_wrap=not wide, min_width=14 if wide else None, justify="left" if heading in _WORDS else "right")
     for row in rows:
@@ -67,6 +81,10 @@ def print_agent_rows(rows: Sequence[AgentRow], console: Console | None = None) -
             _counts(row.forks),
             percent(row.prefix_reuse),
             percent(row.delivered),
+            number(row.call_tokens),
+            number(row.row_tokens),
+            number(row.tree_tokens),
+            "–" if row.token_ratio is None else f"{row.token_ratio:.1f}×",
         )
     # A pipe has no width of its own.
     (console or Console(width=None if sys.stdout.isatty() else 140)).print(table)
@@ -85,33 +103,64 @@ def _row(run: RunDir) -> AgentRow:
     agent = read_config(run.config).agent
     kinds: Counter[str] = Counter()
     forks: Counter[str] = Counter()
+    sums: Counter[str] = Counter()
     dialects: set[str] = set()
-    rollouts = calls = shared = prompt = sampled = trained = 0
     with Store.open(run.database) as store:
-        for rollout in store.rollouts():
-            recorded = store.calls(rollout.id)
-            delivery = delivered(trajectories(recorded))
-            rollouts += 1
-            calls += len(recorded)
-            kinds.update(lineage.kind.value for lineage in lineages(recorded))
-            forks.update(call.fork.value for call in recorded if call.fork is not None)
-            dialects |= {call.dialect for call in recorded}
-            shared += sum(call.shared for call in recorded)
-            prompt += sum(_prompt_length(call) for call in recorded)
-            sampled += delivery.sampled
-            trained += delivery.trained
+        for group in _groups(store.rollouts()):
+            calls = [store.calls(rollout.id) for rollout in group]
+            for recorded in calls:
+                kinds.update(lineage.kind.value for lineage in lineages(recorded))
+                forks.update(call.fork.value for call in recorded if call.fork is not None)
+                dialects |= {call.dialect for call in recorded}
+            sums.update(_sums(calls))
     name, version = _identity(agent)
     return AgentRow(
         agent=name,
         version=version,
         dialect=", ".join(sorted(dialects)) or agent.dialect,
-        rollouts=rollouts,
-        calls=calls,
+        rollouts=sums["rollouts"],
+        calls=sums["calls"],
         lineages=dict(sorted(kinds.items())),
         forks=dict(sorted(forks.items())),
-        prefix_reuse=shared / prompt if prompt else None,
-        delivered=trained / sampled if sampled else None,
+        prefix_reuse=sums["shared"] / sums["prompt"] if sums["prompt"] else None,
+        delivered=sums["trained"] / sums["sampled"] if sums["sampled"] else None,
+        call_tokens=sums["call_tokens"],
+        row_tokens=sums["row_tokens"],
+        tree_tokens=sums["tree_tokens"],
     )
+
+
+def _groups(rollouts: Iterable[Rollout]) -> list[list[Rollout]]:
+    """The rollouts of each unit; each one of an evaluation alone."""
+    groups: dict[int | str, list[Rollout]] = {}
+    for rollout in rollouts:
+        groups.setdefault(rollout.id if rollout.unit < 0 else rollout.unit, []).append(rollout)
+    return list(groups.values())
+
+
+def _sums(group: Sequence[Sequence[Call]]) -> dict[str, int]:
+    """Counts over the calls of the rollouts of one group."""
+    calls = {call.id: call for recorded in group for call in recorded}
+    paths = [path for recorded in group for path in trajectories(recorded)]
+    delivery = delivered(paths)
+    kept = [path for path in paths if path.trained.any()]
+    return {
+        "rollouts": len(group),
+        "calls": len(calls),
+        "shared": sum(call.shared for call in calls.values()),
+        "prompt": sum(map(_prompt_length, calls.values())),
+        "sampled": delivery.sampled,
+        "trained": delivery.trained,
+        # a sequence's last token predicts nothing, so it is no position
+        "call_tokens": sum(_prompt_length(calls[id]) + len(calls[id].sampled) - 1 for id in {id for path in kept for id in path.call_ids}),
+        "row_tokens": sum(map(_positions, ([path] for path in kept))),
+        "tree_tokens": _positions(kept),
+    }
+
+
+def _positions(paths: Sequence[Trajectory]) -> int:
+    """Of the tree that these are merged into."""
+    return len(build(paths, {path.rollout_id: 1.0 for path in paths}, token_weights(paths)).tokens)
 
 
 def _prompt_length(call: Call) -> int:

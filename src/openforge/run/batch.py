@@ -16,6 +16,7 @@ import numpy as np
 
 from openforge.coordinator import mask, trajectories
 from openforge.engines.training import TrainSettings
+from openforge.pool import Store
 from openforge.rl import group_advantages, token_weights, zero_variance
 from openforge.trees import build
 from openforge.types import Call, MaskReason, Rollout, TokenTree, Trajectory
@@ -27,6 +28,10 @@ class Group:
 
     unit: int
     members: list[tuple[Rollout, list[Call]]]
+
+    @classmethod
+    def read(cls, store: Store, unit: int) -> Group:
+        return cls(unit=unit, members=[(rollout, store.calls(rollout.id)) for rollout in store.group(unit)])
 
     def rewards(self) -> list[float]:
         """Rewards of the scored rollouts, in order."""

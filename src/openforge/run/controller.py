@@ -164,16 +164,12 @@ class Controller:
     def _batch(self, numbers: list[int]) -> Batch:
         trainer = self.trainer
         return make_batch(
-            [self._group(number) for number in numbers],
+            [Group.read(self.services.store, number) for number in numbers],
             self.config.train,
             version=trainer.version,
             vocabulary=trainer.vocabulary,
             context_length=trainer.context_length,
         )
-
-    def _group(self, number: int) -> Group:
-        store = self.services.store
-        return Group(unit=number, members=[(rollout, store.calls(rollout.id)) for rollout in store.group(number)])
 
     async def _give_up(self, numbers: list[int], batch: Batch) -> NoReturn:
         """A step in which no rollout at all was scored is a broken set-up, not a hard batch: say so instead of burning hours.

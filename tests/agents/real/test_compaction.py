@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from forest import check_forest
 from hermes import Play, Prompt, call
 from stage import Performance, check_ids
 from test_small_task import BUG, FIX, PATCH
@@ -90,4 +91,5 @@ async def test_a_summary_and_what_follows_it_go_on_from_the_main_lineage(
     assert goes_on[after[0].id].of in (main[-1].id, summary[0].id)
     assert (seen.kinds, seen.forks) == ({"main": 1, "continuation": 2}, scene.forks)
     check_ids(seen)
+    check_forest(seen)
     assert seen.delivery.trained == seen.delivery.sampled

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from forest import check_forest
 from hermes import Play, Prompt, call, steps, think, told
 from stage import INSTRUCTION, Performance, check_ids
 
@@ -153,6 +154,7 @@ async def test_the_small_task(adapter: str, stage: Callable[..., Awaitable[Perfo
     assert all(generated.prompt.says(INSTRUCTION) for generated in seen.generated)
     assert any(generated.prompt.says("test_mean.py: ok") for generated in seen.generated) is part.sees_it_pass
     check_ids(seen)
+    check_forest(seen)
     assert not seen.left_behind
 
 
@@ -163,3 +165,4 @@ async def test_a_signed_system_prompt_costs_no_prefix(stage: Callable[..., Await
     assert (seen.kinds, seen.forks) == (part.kinds, part.forks)
     assert all("normalised" in call.request for call in seen.calls)
     check_ids(seen)
+    check_forest(seen)

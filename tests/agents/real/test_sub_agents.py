@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from forest import check_forest
 from hermes import Play, Prompt, call, think
 from stage import INSTRUCTION, Performance, check_ids
 from test_small_task import BUG, FIX
@@ -59,4 +60,6 @@ async def test_each_sub_agent_is_a_lineage_of_the_call_that_started_it(stage: Ca
     assert [len({call.speaker.agent for call in sub}) for sub in subs] == [1, 1]
     assert {lineage.of for lineage in seen.lineages if lineage.kind is LineageKind.SUB_AGENT} == {main[0].id}
     check_ids(seen)
+    tree = check_forest(seen)
+    assert len(set(range(len(tree.parents))) - set(tree.parents.tolist())) == 3, "each lineage ends in a leaf of its own"
     assert seen.delivery.trained == seen.delivery.sampled

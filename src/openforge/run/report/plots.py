@@ -60,19 +60,19 @@ def draw(summary: Summary, folder: Path) -> list[Plot]:
     for name, (title, caption, needs, paint) in FIGURES.items():
         if any(_series(rows, key)[0] for rows, key in needs(summary)):
             path = folder / f"{name}.png"
-            with _axes(path) as axes:
-                paint(axes, summary)
+            with figure(path, 5.6, 3.0) as canvas:
+                paint(canvas.add_subplot(), summary)
             plots.append(Plot(name, title, caption, path))
     return plots
 
 
 @contextmanager
-def _axes(path: Path) -> Iterator[Axes]:
+def figure(path: Path, width: float, height: float) -> Iterator[Figure]:
+    """An empty figure of this size (inches) in the report's style, written to `path` (PNG) at the end."""
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(5.6, 3.0), layout="constrained")
+        figure = Figure(figsize=(width, height), layout="constrained")
         FigureCanvasAgg(figure)
-        axes = figure.add_subplot()
-        yield axes
+        yield figure
         figure.savefig(path, dpi=180)
 
 
@@ -189,6 +189,15 @@ def _share(axes: Axes, summary: Summary) -> None:
     _steps(axes, "share of sampled tokens")
 
 
+def _positions(axes: Axes, summary: Summary) -> None:
+    _line(axes, summary, "row_positions", GREY, "with a sequence for each trajectory")
+    _line(axes, summary, "positions", BLUE, "computed")
+    axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    _legend(axes)
+    _steps(axes, "positions")
+
+
 def _time(axes: Axes, summary: Summary) -> None:
     rows = [row for row in summary.steps if row.get("train_seconds") is not None]
     steps = [row["step"] for row in rows]
@@ -265,6 +274,12 @@ FIGURES: dict[str, tuple[str, str, Needs, Callable[[Axes, Summary], None]]] = {
         "Every sampled token is trained, or masked for a reason.",
         _of_steps("sampled_tokens"),
         _share,
+    ),
+    "positions": (
+        "What the trees spare",
+        "Positions that each optimizer step computed: a prefix that several trajectories share is there once.",
+        _of_steps("row_positions"),
+        _positions,
     ),
     "speed": (
         "Speed",

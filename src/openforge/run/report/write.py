@@ -64,6 +64,9 @@ def _tiles(config: RunConfig, summary: Summary) -> list[tuple[str, str, str]]:
         sampled, trained = summary.total("sampled_tokens"), summary.total("trained_tokens")
         tiles.append((f"{last['step']} / {config.train.steps}", "optimizer steps", f"{int(summary.total('rollouts')):,} rollouts"))
         tiles.append((percent(trained / sampled if sampled else None), "of sampled tokens trained", f"{int(sampled):,} sampled"))
+        if rows := summary.total("row_positions"):
+            computed = summary.total("positions")
+            tiles.append((f"{rows / computed:.1f}×", "fewer positions by trees", f"{int(computed):,} instead of {int(rows):,}"))
         gaps = [row["logprob_gap"] for row in summary.steps if row.get("logprob_gap") is not None]
         if gaps:
             tiles.append((f"{max(gaps):.1e}", "worst mean |Δ log-probability|", "engine against trainer"))
