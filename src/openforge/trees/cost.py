@@ -1,0 +1,127 @@
+"""What a tree costs to train on, in floating-point operations: the one model by which trees are laid out and shared between ranks.
+
+Invariant: deterministic. It is computed from shapes and constants, never from timings, so a resumed run decides as the first one did.
+
+All figures are for forward and backward together, in FLOP-equivalents: one is the time that one operation of a large matrix
+multiplication takes. Multiplying and adding are two operations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from transformers import PreTrainedModel
+
+from openforge.trees.layout import Layout
+from openforge.trees.shape import levels
+from openforge.types import IntArray, TokenTree
+
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+
+
+@dataclass(frozen=True, slots=True)
+class _Overheads:
+    """Measured for one kind of device: what does not follow from counting operations."""
+
+    block: float
+    """A layer's attention block: launching its kernels."""
+    merge: float
+    """A query's width in one layer: merging a further part of its attention into it."""
+    piece: float
+    """A layer's part in one forward and backward pass: launching the kernels of a layer."""
+    read: float
+    """A parameter in one forward and backward pass: bringing it from memory."""
+
+
+_OVERHEADS = {
+    "cpu": _Overheads(block=2e7, merge=400.0, piece=1e8, read=40.0),
+    # One kernel attends to all blocks, whatever their number. Not measured.
+    "cuda": _Overheads(block=0.0, merge=0.0, piece=1e10, read=400.0),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Prices of one model on one kind of device."""
+
+    position: float
+    """Through the body."""
+    pair: float
+    """A query that sees a key, in all layers."""
+    head_row: float
+    """A position that has a loss."""
+    block: float
+    """A block of attention, in all layers."""
+    merge: float
+    """A query of a block which is not its first, in all layers."""
+    piece: float
+    """A forward and backward pass, whatever is in it."""
+
+    @classmethod
+    def of(cls, model: PreTrainedModel, *, checkpointing: bool = False) -> Cost:
+        """Prices of `model` on the device it is on; `checkpointing`: its layers' activations are recomputed.
+
+        - A position costs 2 a parameter that multiplies it forward and 4 backward (Kaplan et al. 2020, arXiv 2001.08361, section 2.1),
+          and 2 more where activations are recomputed (Narayanan et al. 2021, arXiv 2104.04473, section 3.5). Of routed experts, the
+          share that a token is sent to counts; embeddings multiply nothing.
+        - A pair costs 2 matrix products forward and 5 backward, the scores computed anew (Dao 2023, arXiv 2307.08691, section 4.1):
+          7 · 2 · heads · head width a layer, 9 with activation checkpointing.
+        - A row of the head costs 2 forward and, as logits are recomputed, 6 backward, times vocabulary and width.
+        """
+        config = model.config
+        layers, heads = config.num_hidden_layers, config.num_attention_heads
+        width = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
+        active, parameters = _body_parameters(model)
+        overhead = _OVERHEADS[model.device.type]
+        return cls(
+            position=(8.0 if checkpointing else 6.0) * active,
+            pair=(9 if checkpointing else 7) * 2.0 * layers * width,
+            head_row=8.0 * config.vocab_size * config.hidden_size,
+            block=overhead.block * layers,
+            merge=overhead.merge * layers * width,
+            piece=overhead.piece * layers + overhead.read * parameters,
+        )
+
+    def of_piece(self, layout: Layout, head_rows: int) -> float:
+        """One forward and backward pass: FLOP-equivalents. `head_rows`: distinct positions that have a loss."""
+        merged = sum(block.stop - block.start for block in layout.blocks if not block.fresh)
+        return (
+            layout.length * self.position
+            + layout.pairs * self.pair
+            + head_rows * self.head_row
+            + len(layout.blocks) * self.block
+            + merged * self.merge
+            + self.piece
+        )
+
+    def of_tree(self, tree: TokenTree) -> float:
+        """A whole tree as one piece: FLOP-equivalents."""
+        return float(self.of_segments(tree).sum()) + self.of_heads(tree).sum() + self.piece
+
+    def of_segments(self, tree: TokenTree) -> npt.NDArray[np.float64]:
+        """The body's part of each segment: float64 [S]. Roots must lie at depth 0."""
+        return self.of_spans(np.diff(tree.starts), tree.depths, levels(tree)) + self.block
+
+    def of_spans(self, lengths: IntArray, depths: IntArray, level: IntArray) -> npt.NDArray[np.float64]:
+        """`lengths` positions from `depths` on, which attend to `level` further segments each: float64, without the blocks."""
+        length = lengths.astype(np.float64)
+        pairs = length * depths + length * (length + 1) / 2
+        return length * (self.position + level * self.merge) + pairs * self.pair
+
+    def of_heads(self, tree: TokenTree) -> npt.NDArray[np.float64]:
+        """The head's part of each segment: float64 [S]."""
+        segments = np.searchsorted(tree.starts, np.unique(tree.at), side="right") - 1
+        return np.bincount(segments, minlength=len(tree.parents)) * self.head_row
+
+
+def _body_parameters(model: PreTrainedModel) -> tuple[float, int]:
+    """Weights of the body that multiply a position, and all weights that a pass reads."""
+    config = model.config
+    experts = next((getattr(config, name) for name in _EXPERTS if getattr(config, name, None)), 1)
+    share = config.num_experts_per_tok / experts if experts > 1 else 1.0
+    outside = {id(layer.weight) for layer in (model.get_input_embeddings(), model.get_output_embeddings())}
+    matrices = [(name, p) for name, p in model.named_parameters() if p.ndim >= 2 and id(p) not in outside]
+    active = sum(p.numel() * (share if ".experts." in name else 1.0) for name, p in matrices)
+    return active, sum(p.numel() for _, p in matrices)
