@@ -98,7 +98,7 @@ class Cost:
 
     def of_tree(self, tree: TokenTree) -> float:
         """A whole tree as one piece: FLOP-equivalents."""
-        return float(self.of_segments(tree).sum()) + self.of_heads(tree).sum() + self.piece
+        return float((self.of_segments(tree) + self.of_heads(tree)).sum()) + self.piece
 
     def of_segments(self, tree: TokenTree) -> npt.NDArray[np.float64]:
         """The body's part of each segment: float64 [S]. Roots must lie at depth 0."""
@@ -113,7 +113,7 @@ class Cost:
     def of_heads(self, tree: TokenTree) -> npt.NDArray[np.float64]:
         """The head's part of each segment: float64 [S]."""
         segments = np.searchsorted(tree.starts, np.unique(tree.at), side="right") - 1
-        return np.bincount(segments, minlength=len(tree.parents)) * self.head_row
+        return self.head_row * np.bincount(segments, minlength=len(tree.parents)).astype(np.float64)
 
 
 def _body_parameters(model: PreTrainedModel) -> tuple[float, int]:
