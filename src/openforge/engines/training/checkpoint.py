@@ -25,6 +25,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as hf_logging
 
+from openforge.engines.training.parallel import shard, whole
 from openforge.trees.architecture import check_model
 from openforge.trees.attention import BACKEND
 from openforge.types import UserError
@@ -64,18 +65,28 @@ def load_model(folder: Path) -> tuple[PreTrainedModel, dict[str, bytes]]:
 
 
 def save(
-    folder: Path, model: PreTrainedModel, small_files: Mapping[str, bytes], optimizer: torch.optim.Optimizer, state: TrainerState
+    folder: Path,
+    model: PreTrainedModel,
+    small_files: Mapping[str, bytes],
+    optimizer: torch.optim.Optimizer,
+    state: TrainerState,
+    *,
+    write: bool = True,
 ) -> None:
-    """Write the checkpoint; `folder` is replaced if it exists."""
+    """Write the checkpoint; `folder` is replaced if it exists. Where the model is sharded, all ranks must call, and one writes."""
+    weights = _gather(_unique(model.state_dict(keep_vars=True)), write)
+    moments, steps = _optimizer_state(model, optimizer)
+    moments = _gather(moments, write)
+    if not write:
+        return
     folder.parent.mkdir(parents=True, exist_ok=True)
     scratch = folder.with_name(f".{folder.name}.writing")
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir()
-    model.save_pretrained(scratch)
+    model.save_pretrained(scratch, state_dict=weights)
     for name, content in small_files.items():
         if name != "config.json":
             (scratch / name).write_bytes(content)
-    moments, steps = _optimizer_state(model, optimizer)
     save_file(moments, scratch / OPTIMIZER_FILE)
     checksums = {file.name: _crc32(file) for file in sorted(scratch.glob("*.safetensors"))}
     document = {
@@ -125,7 +136,7 @@ def restore_optimizer(folder: Path, document: Mapping[str, Any], model: PreTrain
         if name in steps:
             optimizer.state[parameter] = {
                 "step": torch.tensor(float(steps[name]), device=parameter.device),
-                **{moment: moments[f"{moment}.{name}"].to(parameter.device) for moment in _MOMENTS},
+                **{moment: shard(moments[f"{moment}.{name}"], like=parameter) for moment in _MOMENTS},
             }
 
 
@@ -136,8 +147,24 @@ def _optimizer_state(model: PreTrainedModel, optimizer: torch.optim.Optimizer) -
         state = optimizer.state.get(parameter)
         if state:
             steps[name] = int(state["step"])
-            moments.update({f"{moment}.{name}": state[moment].contiguous() for moment in _MOMENTS})
+            moments.update({f"{moment}.{name}": state[moment] for moment in _MOMENTS})
     return moments, steps
+
+
+def _unique(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tied weights under their first name only."""
+    names = {id(tensor): name for name, tensor in reversed(list(tensors.items()))}
+    return {name: tensor for name, tensor in tensors.items() if names[id(tensor)] == name}
+
+
+def _gather(tensors: Mapping[str, Tensor], keep: bool) -> dict[str, Tensor]:
+    """Whole, on the CPU, one after the other; none where they are not kept."""
+    gathered: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        entire = whole(tensor.detach())
+        if keep:
+            gathered[name] = entire.cpu().contiguous()
+    return gathered
 
 
 def _crc32(file: Path) -> int:

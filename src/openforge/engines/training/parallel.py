@@ -9,19 +9,23 @@ Between steps, weights and optimizer state are sharded (FSDP2: Zhao et al. 2023,
 from __future__ import annotations
 
 import atexit
+import dataclasses
+import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from openforge.types import UserError
+from openforge.types import TokenTree, UserError
 
 
 class Alone:
@@ -43,8 +47,11 @@ class Alone:
         """The sum of all ranks' `values`, equal on all of them."""
         return values
 
-    def check_same(self, digest: bytes) -> None:
-        """Raise `UserError` unless all ranks have the same."""
+    def check_same(self, forest: TokenTree) -> None:
+        """Raise `UserError` unless all ranks were given the same."""
+
+    def wait(self) -> None:
+        """For all ranks."""
 
 
 class Ranks(Alone):
@@ -52,12 +59,14 @@ class Ranks(Alone):
 
     def __init__(self, model: PreTrainedModel) -> None:
         """Shard `model`, which must be on its device; all ranks must have loaded the same."""
+        if model.device.type == "cuda":
+            torch.cuda.set_device(model.device)
         if not dist.is_initialized():
             dist.init_process_group("nccl" if model.device.type == "cuda" else "gloo")
             atexit.register(dist.destroy_process_group)
         self.index, self.count = dist.get_rank(), dist.get_world_size()
         self._model = model
-        mesh = dist.init_device_mesh(model.device.type, (self.count,))
+        mesh = init_device_mesh(model.device.type, (self.count,))
         layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
         for module in (*layers, model):
             fully_shard(module, mesh=mesh, reshard_after_forward=False)
@@ -73,9 +82,11 @@ class Ranks(Alone):
     def whole_weights(self) -> Iterator[None]:
         for module in self._sharded:
             module.unshard()
-        yield
-        for module in self._sharded:
-            module.reshard()
+        try:
+            yield
+        finally:
+            for module in self._sharded:
+                module.reshard()
 
     @contextmanager
     def summed_gradients(self) -> Iterator[None]:
@@ -101,12 +112,18 @@ class Ranks(Alone):
         dist.all_reduce(values)
         return values
 
-    def check_same(self, digest: bytes) -> None:
+    def check_same(self, forest: TokenTree) -> None:
+        digest = hashlib.sha256()
+        for field in dataclasses.fields(forest):
+            digest.update(np.asarray(getattr(forest, field.name)).tobytes())
         digests: list[bytes] = [b""] * self.count
-        dist.all_gather_object(digests, digest)
+        dist.all_gather_object(digests, digest.digest())
         for rank, other in enumerate(digests):
             if other != digests[0]:
-                raise UserError(f"rank {rank} was given other trees than rank 0: give every rank the same, in the same order")
+                raise UserError(f"rank {rank} was given other trees than rank 0: give every rank the same trees, in the same order")
+
+    def wait(self) -> None:
+        dist.barrier()
 
 
 def join(model: PreTrainedModel) -> Alone:
@@ -132,4 +149,5 @@ def shard(tensor: Tensor, like: Tensor) -> Tensor:
 
 def _touch(model: PreTrainedModel) -> Tensor:
     """Zero, with a backward pass."""
-    return next(model.parameters()).flatten()[0] * 0.0
+    zero: Tensor = next(model.parameters()).flatten()[0] * 0.0
+    return zero

@@ -31,6 +31,8 @@ class TrainSettings(Settings):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Of the forward pass; weights and optimizer state are float32 always. `auto`: bfloat16 where the hardware multiplies it."""
     activation_checkpointing: bool = False
+    layout: Literal["auto", "tree", "rows"] = "auto"
+    """`tree` shares all prefixes, `rows` none, `auto` those for which that is the cheaper by the cost model. The loss is the same."""
     tokens_per_microbatch: int = Field(default=8192, ge=1)
     attention: Literal["auto", "segments", "flex", "magi"] = "auto"
     """The kernel of the tree attention. `auto`: `flex` on CUDA, else `segments`."""
