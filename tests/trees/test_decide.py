@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
+import itertools
 
 import numpy as np
 from forest_cases import Forest, forests
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from test_cost import COST
 from test_exactness import assert_close, gradients, row_loss, tree_loss
 from test_layout import segment_tree
-from test_split import check_segments, contributions
+from test_split import check_segments, contributions, path
 from transformers import PreTrainedModel
 
 from openforge.trees.build import build
@@ -25,7 +25,7 @@ costs = st.builds(
     position=st.floats(0.1, 10),
     pair=st.floats(0, 1),
     head_row=st.just(5.0),
-    block=st.floats(0, 50),
+    call=st.floats(0, 50),
     merge=st.floats(0, 5),
     piece=st.just(7.0),
 )
@@ -48,9 +48,8 @@ def test_rows_are_the_paths_to_the_leaves(forest: Forest) -> None:
     rows = unshare(tree)
     assert (rows.parents == -1).all()
     assert len(rows.parents) == leaves(tree).sum()
-    longest = {tuple(item.tokens[: int(np.flatnonzero(item.trained)[-1])].tolist()) for item in forest.trajectories if item.trained.any()}
-    longest -= {other[:i] for other in longest for i in range(len(other))}
-    assert Counter(tuple(rows.tokens[a:b].tolist()) for a, b in zip(rows.starts, rows.starts[1:], strict=False)) == Counter(longest)
+    paths = [path(tree, int(end) - 1) for end in tree.starts[1:][leaves(tree)]]
+    assert [rows.tokens[start:end].tolist() for start, end in itertools.pairwise(rows.starts)] == paths
 
 
 @given(forest=forests(), cost=costs)
@@ -68,15 +67,15 @@ def fan(prefix: int, rows: int, length: int) -> tuple[list[int], list[int], list
 
 
 def test_a_common_first_token_is_repeated_and_a_long_prompt_is_shared() -> None:
-    cost = dataclasses.replace(COST, position=40.0, merge=3.0)
+    cost = dataclasses.replace(COST, position=40.0, merge=3.0, call=0.0)
     assert len(decide(segment_tree(*fan(1, 50, 20)), cost).parents) == 50, "20 positions would merge, to save one"
     assert len(decide(segment_tree(*fan(9, 50, 20)), cost).parents) == 51
 
 
-def test_only_the_branch_where_it_pays_is_unshared() -> None:
+def test_only_the_tree_where_it_pays_is_unshared_and_only_down_to_where_it_pays() -> None:
     lengths, parents, depths = fan(100, 3, 30)
-    tree = segment_tree([*lengths, 1, 60, 60], [*parents, 0, 4, 4], [*depths, 100, 101, 101])
+    tree = segment_tree([*lengths, 1, 1, 60, 60, 200, 9, 9], [*parents, -1, 4, 5, 5, 4, 8, 8], [*depths, 0, 1, 2, 2, 1, 201, 201])
     decided = decide(tree, COST)
-    assert decided.parents.tolist() == [-1, 0, 0, 0, 0, 0]
-    assert np.diff(decided.starts).tolist() == [100, 30, 30, 30, 61, 61]
-    assert decided.depths.tolist() == [0, 100, 100, 100, 100, 100]
+    assert decided.parents.tolist() == [-1, 0, 0, 0, -1, -1, -1, 6, 6]
+    assert np.diff(decided.starts).tolist() == [100, 30, 30, 30, 62, 62, 201, 9, 9]
+    assert decided.depths.tolist() == [0, 100, 100, 100, 0, 0, 0, 201, 201]

@@ -56,10 +56,10 @@ def test_every_contribution_is_in_one_share_with_its_path(forest: Forest, ranks:
         assert contributions(share.tree) == [expected[i] for i in share.contributions]
 
 
-@given(forest=forests(), ranks=st.integers(2, 4), price=st.sampled_from(["position", "pair", "head_row", "block", "merge"]))
+@given(forest=forests(), ranks=st.integers(2, 4), price=st.sampled_from(["position", "pair", "head_row", "call", "merge"]))
 def test_no_other_cut_between_leaves_has_a_cheaper_dearest_share(forest: Forest, ranks: int, price: str) -> None:
     tree = build(forest.trajectories, forest.advantages, forest.weights)
-    cost = Cost(**{**dict.fromkeys(("position", "pair", "head_row", "block", "merge", "piece"), 0.0), price: 1.0, "position": 1.0})
+    cost = Cost(**{**dict.fromkeys(("position", "pair", "head_row", "call", "merge", "piece"), 0.0), price: 1.0, "position": 1.0})
     ends = [s + 1 for s in range(len(tree.parents)) if s not in tree.parents]
     best = min(
         (
@@ -81,5 +81,5 @@ def range_cost(tree: TokenTree, cost: Cost, first: int, end: int) -> float:
     for segment in range(first, end):
         while (segment := int(tree.parents[segment])) >= 0:
             kept.add(segment)
-    body, heads = cost.of_segments(tree), cost.of_heads(tree)
+    body, heads = cost.of_segments(np.diff(tree.starts), tree.depths), cost.of_heads(tree)
     return float(sum(body[s] for s in kept) + heads[first:end].sum())

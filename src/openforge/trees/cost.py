@@ -14,31 +14,35 @@ import numpy as np
 import numpy.typing as npt
 from transformers import PreTrainedModel
 
-from openforge.trees.layout import Layout
-from openforge.trees.shape import levels
 from openforge.types import IntArray, TokenTree
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+_SMALL = 64
+"""Attention takes segments together up to this many positions."""
+
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class _Overheads:
-    """Measured for one kind of device: what does not follow from counting operations."""
+    """Of one kind of device: what does not follow from counting operations."""
 
-    block: float
-    """A layer's attention block: launching its kernels."""
+    pair: float
+    """How much slower attention's operations are than those of a large matrix multiplication."""
+    call: float
+    """A layer's call of the attention kernel."""
     merge: float
-    """A query's width in one layer: merging a further part of its attention into it."""
+    """A query's width in one layer: merging what it sees above its segment with what it sees inside."""
     piece: float
-    """A layer's part in one forward and backward pass: launching the kernels of a layer."""
+    """A layer's part in one forward and backward pass: launching its kernels."""
     read: float
     """A parameter in one forward and backward pass: bringing it from memory."""
 
 
 _OVERHEADS = {
-    "cpu": _Overheads(block=2e7, merge=400.0, piece=1e8, read=40.0),
-    # One kernel attends to all blocks, whatever their number. Not measured.
-    "cuda": _Overheads(block=0.0, merge=0.0, piece=1e10, read=400.0),
+    "cpu": _Overheads(pair=1.5, call=5e6, merge=500.0, piece=1e8, read=40.0),
+    # Not measured. One kernel attends to everything: nothing is called or merged a segment.
+    "cuda": _Overheads(pair=1.5, call=0.0, merge=0.0, piece=1e10, read=400.0),
 }
 
 
@@ -52,10 +56,10 @@ class Cost:
     """A query that sees a key, in all layers."""
     head_row: float
     """A position that has a loss."""
-    block: float
-    """A block of attention, in all layers."""
+    call: float
+    """Of attention, in all layers."""
     merge: float
-    """A query of a block which is not its first, in all layers."""
+    """A query that sees keys above its segment, in all layers."""
     piece: float
     """A forward and backward pass, whatever is in it."""
 
@@ -67,7 +71,7 @@ class Cost:
           and 2 more where activations are recomputed (Narayanan et al. 2021, arXiv 2104.04473, section 3.5). Of routed experts, the
           share that a token is sent to counts; embeddings multiply nothing.
         - A pair costs 2 matrix products forward and 5 backward, the scores computed anew (Dao 2023, arXiv 2307.08691, section 4.1):
-          7 · 2 · heads · head width a layer, 9 with activation checkpointing.
+          7 · 2 · heads · head width a layer, 9 with activation checkpointing; and that as much more as attention is slower.
         - A row of the head costs 2 forward and, as logits are recomputed, 6 backward, times vocabulary and width.
         """
         config = model.config
@@ -77,40 +81,31 @@ class Cost:
         overhead = _OVERHEADS[model.device.type]
         return cls(
             position=(8.0 if checkpointing else 6.0) * active,
-            pair=(9 if checkpointing else 7) * 2.0 * layers * width,
+            pair=(9 if checkpointing else 7) * 2.0 * layers * width * overhead.pair,
             head_row=8.0 * config.vocab_size * config.hidden_size,
-            block=overhead.block * layers,
+            call=overhead.call * layers,
             merge=overhead.merge * layers * width,
             piece=overhead.piece * layers + overhead.read * parameters,
         )
 
-    def of_piece(self, layout: Layout, head_rows: int) -> float:
-        """One forward and backward pass: FLOP-equivalents. `head_rows`: distinct positions that have a loss."""
-        merged = sum(block.stop - block.start for block in layout.blocks if not block.fresh)
-        return (
-            layout.length * self.position
-            + layout.pairs * self.pair
-            + head_rows * self.head_row
-            + len(layout.blocks) * self.block
-            + merged * self.merge
-            + self.piece
-        )
-
     def of_tree(self, tree: TokenTree) -> float:
-        """A whole tree as one piece: FLOP-equivalents."""
-        return float((self.of_segments(tree) + self.of_heads(tree)).sum()) + self.piece
+        """In one pass, carried keys and values included."""
+        return float((self.of_segments(np.diff(tree.starts), tree.depths) + self.of_heads(tree)).sum()) + self.piece
 
-    def of_segments(self, tree: TokenTree) -> npt.NDArray[np.float64]:
-        """The body's part of each segment: float64 [S]. Roots must lie at depth 0."""
-        return self.of_spans(np.diff(tree.starts), tree.depths, levels(tree)) + self.block
+    def of_segments(self, lengths: IntArray, depths: IntArray) -> Floats:
+        """The body's part of each segment: float64 [S].
 
-    def of_spans(self, lengths: IntArray, depths: IntArray, level: IntArray) -> npt.NDArray[np.float64]:
-        """`lengths` positions from `depths` on, which attend to `level` further segments each: float64, without the blocks."""
+        A segment of l positions at depth d has l · d + l · (l + 1) / 2 pairs. Below others it takes a second call, for those of its
+        pairs that lie above it, and is merged. Small segments share their calls.
+        """
         length = lengths.astype(np.float64)
         pairs = length * depths + length * (length + 1) / 2
-        return length * (self.position + level * self.merge) + pairs * self.pair
+        calls = np.minimum(length / _SMALL, 1.0)
+        below = depths > 0
+        price: Floats = length * self.position + pairs * self.pair + calls * (1 + below) * self.call + below * length * self.merge
+        return price
 
-    def of_heads(self, tree: TokenTree) -> npt.NDArray[np.float64]:
+    def of_heads(self, tree: TokenTree) -> Floats:
         """The head's part of each segment: float64 [S]."""
         segments = np.searchsorted(tree.starts, np.unique(tree.at), side="right") - 1
         return self.head_row * np.bincount(segments, minlength=len(tree.parents)).astype(np.float64)

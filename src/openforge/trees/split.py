@@ -58,7 +58,7 @@ class _Ranges:
     """
 
     def __init__(self, forest: TokenTree, cost: Cost) -> None:
-        body = cost.of_segments(forest)
+        body = cost.of_segments(np.diff(forest.starts), forest.depths)
         self._above = np.zeros(len(body))
         for segment, parent in enumerate(forest.parents.tolist()):
             if parent >= 0:

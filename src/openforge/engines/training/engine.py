@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint as recompute
@@ -33,7 +32,6 @@ from openforge.trees.carry import Memory, walk
 from openforge.trees.cost import Cost
 from openforge.trees.decide import decide, unshare
 from openforge.trees.forward import forward
-from openforge.trees.layout import Layout
 from openforge.trees.pack import merge
 from openforge.trees.partition import Piece, partition
 from openforge.trees.split import split
@@ -175,7 +173,7 @@ class TrainEngine:
         return logprob, entropy, self._work(own.tree, pieces)
 
     def _work(self, tree: TokenTree, pieces: Sequence[Piece]) -> Work:
-        cost = sum(self._cost.of_piece(Layout.of(piece.tree), len(np.unique(piece.tree.at))) for piece in pieces)
+        cost = sum(self._cost.of_tree(piece.tree) for piece in pieces)
         done = torch.zeros(3, self._ranks.count, dtype=torch.float64, device=self._device)
         done[:, self._ranks.index] = torch.tensor([len(tree.tokens), len(pieces), cost], dtype=torch.float64)
         positions, count, costs = self._ranks.add_up(done)
