@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "trees")]
 
 
 @pytest.fixture(scope="session", params=["tied", "untied"])

@@ -1,0 +1,124 @@
+"""Processes that stay, as ranks of one group, and run jobs that a test sends them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+from forest_cases import CONFIGS, SIZE, float64_model
+from test_carry import checkpointed
+from test_exactness import tree_loss
+from transformers import Qwen3MoeConfig
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
+
+from openforge.engines.training import TrainEngine, TrainSettings
+from openforge.engines.training.parallel import join, whole
+from openforge.trees.carry import walk
+from openforge.trees.cost import Cost
+from openforge.trees.partition import partition
+from openforge.trees.split import split
+from openforge.types import TokenTree
+
+MODELS = ["llama", "qwen3_moe"]
+
+
+def moe() -> Qwen3MoeConfig:
+    config = Qwen3MoeConfig(**SIZE, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=12)
+    config._experts_implementation = "eager"  # the others know no float64
+    return config
+
+
+CONFIGS.setdefault("qwen3_moe", moe)
+
+
+class Float64Router(Qwen3MoeTopKRouter):
+    """The model's own rounds to float32."""
+
+    def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        logits = torch.nn.functional.linear(hidden_states.reshape(-1, self.hidden_dim), self.weight)
+        scores, experts = logits.softmax(-1).topk(self.top_k)
+        return logits, scores, experts
+
+
+def gradients(name: str, tree: TokenTree, budget: int, recompute: bool) -> tuple[dict[str, torch.Tensor], int]:
+    """Of this rank's share of a float64 model's loss, and all others': summed. And how many contributions are this rank's."""
+    model = float64_model(name)
+    for module in model.modules():
+        if isinstance(module, Qwen3MoeTopKRouter):
+            module.__class__ = Float64Router
+    cost = Cost.of(model)
+    ranks = join(model)
+    share = split(tree, ranks.count, cost)[ranks.index]
+    with checkpointed(model, recompute), ranks.summed_gradients():
+        walk(partition(share.tree, budget), lambda piece, memory: tree_loss(model, piece.tree, memory))
+    summed = {name: whole(p.grad) if p.grad is not None else torch.zeros_like(p) for name, p in model.named_parameters()}
+    return summed, len(share.contributions)
+
+
+Steps = tuple[list[dict[str, float]], dict[str, torch.Tensor], dict[str, Any]]
+
+
+def steps(folder: Path, settings: TrainSettings, batches: list[list[TokenTree]], restore: bool, saved: Path | None) -> Steps:
+    """Each step's metrics; then the weights, and the log-probabilities of the last batch."""
+    engine = (TrainEngine.restore if restore else TrainEngine)(folder, settings)
+    metrics = [engine.step(batch) for batch in batches]
+    if saved is not None:
+        engine.save(saved)
+    weights = {name: tensor.clone() for name, tensor in engine.weights().items()}
+    return metrics, weights, engine.logprobs(batches[-1][0])
+
+
+def different(folder: Path, settings: TrainSettings, trees: list[TokenTree]) -> None:
+    """One step, on other trees on every rank."""
+    TrainEngine(folder, settings).step(trees[int(os.environ["RANK"]) :])
+
+
+JOBS: dict[str, Callable[..., Any]] = {"gradients": gradients, "steps": steps, "different": different}
+
+
+def serve(rank: int, count: int, port: int, connection: Connection) -> None:
+    names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in names.items()})
+    torch.set_num_threads(1)
+    while (job := connection.recv()) is not None:
+        try:
+            connection.send((True, JOBS[job[0]](*job[1:])))
+        except Exception:
+            connection.send((False, traceback.format_exc()))
+
+
+class RankPool:
+    """`count` processes; `run` gives the results of all."""
+
+    def __init__(self, count: int) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        context = multiprocessing.get_context("spawn")
+        self._ends = []
+        self._processes = []
+        for rank in range(count):
+            end, other = context.Pipe()
+            self._ends.append(end)
+            self._processes.append(context.Process(target=serve, args=(rank, count, port, other), daemon=True))
+            self._processes[-1].start()
+
+    def run(self, *job: Any) -> list[Any]:
+        for end in self._ends:
+            end.send(job)
+        results = [end.recv() for end in self._ends]
+        assert all(done for done, _ in results), next(result for done, result in results if not done)
+        return [result for _, result in results]
+
+    def close(self) -> None:
+        for end, process in zip(self._ends, self._processes, strict=True):
+            end.send(None)
+            process.join(20)
+            process.kill()
