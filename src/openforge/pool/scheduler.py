@@ -148,6 +148,15 @@ class Scheduler:
             return None
         return 0 if self.queue == self.units_per_step else (self.queue + self.window - 2) // self.units_per_step
 
+    @property
+    def training(self) -> int:
+        """Units taken for the step under way."""
+        return self._training
+
+    def runs(self, unit: int) -> bool:
+        """Whether it was launched and has neither finished nor been evicted."""
+        return unit in self._running
+
     def may_launch(self) -> bool:
         """Is a slot free?"""
         return len(self._open) + self._training < self.queue
