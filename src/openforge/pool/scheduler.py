@@ -39,7 +39,7 @@ class ScheduleSettings(Settings):
     """What is launched, counted and taken as one: a whole group, or each of its rollouts by itself. See
     [training](training.md#single-rollouts-as-units)."""
     head_deadline: Seconds | None = None
-    """How long the oldest running unit may run before `on_deadline` says what happens to it; by default it may run for ever."""
+    """How long the oldest running unit may run before `on_deadline` says what happens to it; by default as long as it likes."""
     on_deadline: OnDeadline = "cut"
     """cut: what runs of the unit is cancelled, and what finished is trained; where that is nothing to compare, as refill. refill: the unit
     is dropped, and the next one launched is of its domain. wait: it is only counted."""
