@@ -180,7 +180,7 @@ def _together(figures: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _compared(figures: Mapping[Case, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows, with each policy beside the others in the same setting; throughput is in groups an hour."""
+    """Rows, with each policy beside the others in the same setting; throughput is in steps an hour."""
     plain = {(case.setting, case.policy): row for case, row in figures.items() if case.deadline is None or case.world.hanging}
     rows = []
     for case, row in figures.items():
