@@ -67,7 +67,8 @@ INTRODUCTIONS = {
     "for a shorter "
     "`max_tokens` and more `stop` strings. In training, `top_p`, `top_k` and `min_p` must be left off, `temperature` must be above 0, and "
     "`seed` must be left out; `eval.sampling` may use them all.",
-    "schedule": "In which order finished groups reach the trainer. See [training](training.md#staleness).",
+    "schedule": "In which order finished groups reach the trainer, and what happens to one that never ends. "
+    "See [training](training.md#staleness).",
     "train": "How the policy is trained. See [training](training.md).",
     "eval": "When and how the held-out tasks are tried.",
     "sft": "A cold start: supervised fine-tuning on transcripts before reinforcement learning. Without this section there is none. It uses "
@@ -190,7 +191,7 @@ def table(cls: type[Any], prefix: str) -> str:
         elif section and not prefix:
             meaning = f"See [below](#{key}). {meaning}"
         assert meaning, f"{prefix}{key} has neither a docstring nor a line in MEANINGS"
-        is_duration = "deadline" in key or key == "timeout"
+        is_duration = (key.endswith("deadline") and typing.get_origin(annotation) is not typing.Literal) or key == "timeout"
         sort = "duration" if is_duration else " ".join(filter(None, (kind(annotation), limits)))
         lines.append(f"| `{prefix}{key}` | {sort} | {default} | {meaning.replace('|', chr(92) + '|')} |")
     return "\n".join(lines)

@@ -261,7 +261,7 @@ def report_agents(
 
 @app.command()
 def bench(
-    name: Annotated[str, typer.Argument(help="Which benchmark: engine, gateway, tree or tree-precision.")],
+    name: Annotated[str, typer.Argument(help="Which benchmark: engine, gateway, tree, tree-precision or window.")],
     model: Annotated[Path | None, typer.Option(help="Model folder; default: the benchmark's own choice.", show_default=False)] = None,
     repeats: Annotated[int, typer.Option(min=1)] = 3,
     json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,

@@ -65,7 +65,7 @@ class Outcome(enum.StrEnum):
     TIMEOUT = "timeout"
     """The rollout's one deadline passed."""
     CANCELLED = "cancelled"
-    """The run was stopped, or the unit was evicted."""
+    """The run was stopped, or the head deadline passed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,13 +90,14 @@ class AgentResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """One attempt of an agent at a task. `unit` numbers the prompt group in launch order (-1 for evaluation)."""
+    """One attempt of an agent at a task. `unit` numbers the unit of scheduling in launch order (-1 for evaluation): its prompt group, or,
+    where single rollouts are the units, itself."""
 
     id: str
     task_id: str
     unit: int
     index: int
-    """Place in the group, 0 … group_size - 1."""
+    """Place in the unit, from 0."""
     attempt: int = 0
     """How often this place of this unit was started before; a crash restarts it as the next attempt."""
     split: str = "train"

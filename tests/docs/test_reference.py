@@ -12,8 +12,9 @@ from pydantic import BaseModel
 
 from openforge.engines.training import TrainEngine, TrainSettings
 from openforge.rl import token_weights
-from openforge.run.batch import make_batch
+from openforge.run.batch import Group, make_batch
 from openforge.run.config import RunConfig
+from openforge.run.domains import Domains
 from openforge.trees import build
 from openforge.types import Fork, LineageKind, MaskReason, Outcome, Trajectory
 
@@ -49,7 +50,10 @@ def test_the_metrics_page_names_every_column(read_page: Read, tiny_model: Path) 
     )
     trained = TrainEngine(tiny_model, TrainSettings()).step([build([path], {"r": 1.0}, token_weights([path]))])
     text = read_page("docs/metrics-and-report.md").text
-    for column in (*make_batch([], TrainSettings(), version=0, vocabulary=8, context_length=8).row, *trained):
+    sizes = {"version": 0, "vocabulary": 8, "context_length": 8}
+    group = Group(group=0, domain="a", members=[])
+    domain = Domains({"a": 1.0}, window=1).row(make_batch([group], TrainSettings(), **sizes).domains)["a"]
+    for column in (*make_batch([], TrainSettings(), **sizes).row, *trained, *domain):
         assert f"`{column}`" in text, f"docs/metrics-and-report.md lacks {column}"
 
 

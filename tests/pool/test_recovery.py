@@ -92,10 +92,12 @@ async def test_the_scheduler_goes_on_with_the_same_places_in_the_queue(tmp_path:
             await store.finish_unit(unit)
     with Store.open(path) as store:
         after = Scheduler("windowed", 4, 2, 2)
-        after.restore(await store.recover())
-    assert (after.head, after.outstanding, after.take(2)) == (0, 4, None)
+        recovery = await store.recover()
+        after.restore(recovery.next_unit, [unit.unit for unit in recovery.running], recovery.finished)
+    assert (after.head, after.outstanding, after.take()) == (0, 4, None)
     after.finish(0)
-    assert after.take(2) == [0, 1]
+    assert after.take() == [0, 1]
+    after.published()
     assert after.launch() == 4
 
 
@@ -104,9 +106,12 @@ async def test_a_restored_queue_that_is_too_long_launches_only_when_it_has_drain
         await store.start_unit(unit, "t", 1)
         await store.finish_unit(unit)
     scheduler = Scheduler("windowed", 2, 1, 2)
-    scheduler.restore(await store.recover())
+    recovery = await store.recover()
+    scheduler.restore(recovery.next_unit, [], recovery.finished)
     assert not scheduler.may_launch()
-    assert scheduler.take(2) == [0, 1]
+    assert scheduler.take() == [0, 1]
+    scheduler.published()
     assert not scheduler.may_launch()
-    assert scheduler.take(2) == [2, 3]
+    assert scheduler.take() == [2, 3]
+    scheduler.published()
     assert scheduler.launch() == 5

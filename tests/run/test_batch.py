@@ -45,7 +45,7 @@ def _batch(*rollouts: list[Call], vocabulary: int = VOCABULARY, context_length: 
         (Rollout(id=f"r{i}", task_id="t", unit=0, index=i, outcome=Outcome.FINISHED, reward=Reward(value=float(i > 0))), calls)
         for i, calls in enumerate(rollouts)
     ]
-    group = Group(unit=0, members=members)
+    group = Group(domain="default", group=0, members=members)
     return make_batch([group], TrainSettings(), version=0, vocabulary=vocabulary, context_length=context_length)
 
 

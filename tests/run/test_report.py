@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from openforge.pool import Store
-from openforge.run.metrics import MetricsWriter
+from openforge.run.metrics import MetricsWriter, read_metrics
 from openforge.run.report import write_report
 from openforge.run.report.plots import REASONS
 from openforge.run.report.rollouts import NumberDecoder, select, view
@@ -57,6 +57,11 @@ def step_row(step: int, rng: random.Random) -> dict[str, Any]:
         "train_seconds": 6 + rng.random(), "wait_seconds": 2 * rng.random(), "elapsed": step * 8.0,
         "positions": 2_000 + step, "row_positions": 9_000,
         "sample_tokens_per_second": 320 + 40 * rng.random(), "train_tokens_per_second": 900.0,
+        "domains": {
+            "shop": {"share": 0.75, "launched_share": 0.75, "consumed_share": 0.7, "groups": 3, "reward_mean": reward,
+                     "staleness_mean": 1.0, "overdue": step % 2, "cut": step % 2, "refill": 0},
+            "code": {"share": 0.25, "launched_share": 0.25, "consumed_share": 0.3, "overdue": 0, "cut": 0, "refill": 0},
+        },
     }  # fmt: skip
 
 
@@ -180,6 +185,13 @@ def test_a_whole_run_becomes_one_page_that_needs_nothing_else(run: RunDir) -> No
     assert "cold start 0:41" in words
     assert "127 of 128" in words
     assert "80,820 instead of 360,000" in words
+
+
+def test_domains_are_summed_over_the_run(run: RunDir) -> None:
+    shop, code = summarise(read_metrics(run.metrics)).domains()
+    assert (shop["groups"], shop["overdue"], shop["cut"], shop["refill"], shop["consumed_share"]) == (120, 20, 20, 0, 0.7)
+    assert (code["groups"], code["reward_mean"]) == (0, None)
+    assert re.search(r"shop</td>.*?120.*?70.0%.*?75.0%", run.report.read_text(encoding="utf-8"), re.DOTALL)
 
 
 def test_recorded_text_is_never_markup(run: RunDir) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from openforge.bench import engine, gateway, tree, tree_plot, tree_precision
+from openforge.bench import engine, gateway, tree, tree_plot, tree_precision, window, window_plot
 from openforge.bench.frame import BenchResult as BenchResult
 from openforge.bench.frame import show as show
 
@@ -26,4 +26,5 @@ BENCHES = {
     "gateway": Bench(gateway.run, _MODEL),
     "tree": Bench(tree.run, None, tree_plot.draw),
     "tree-precision": Bench(tree_precision.run, None),
+    "window": Bench(window.run, None, window_plot.draw),
 }

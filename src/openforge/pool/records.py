@@ -22,7 +22,7 @@ class UnitState(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """A prompt group: `group_size` rollouts of one task, the unit of scheduling. Numbered in launch order."""
+    """The unit of scheduling: `group_size` rollouts of one task, a whole prompt group or (with 1) one of it. Numbered in launch order."""
 
     unit: int
     task_id: str

@@ -1,7 +1,8 @@
-"""Which unit may start and which the trainer may take: windowed FIFO over prompt groups.
+"""Which unit may start and which the trainer may take: windowed FIFO.
 
-Invariant: the trainer never takes a unit outside the window, at most W - 1 units overtake the oldest one, and never more than B units are
-launched and not yet taken. Pure logic: no I/O, no clock; whoever drives it persists what it decides (`store.py`).
+Invariant: the trainer never takes a unit outside the window, at most W - 1 units overtake the oldest one, at most B units are launched and
+not yet trained, and no unit is trained more than D steps late. Pure logic: no I/O, no clock; whoever drives it persists what it decides
+(`store.py`) and tells it what the clock says.
 
 The design follows the windowed FIFO of MiniMax's Forge (arXiv 2605.26494, section 6): strict order starves the trainer behind one slow
 rollout, taking whatever ends first shifts the data towards short rollouts; a window gives up a little of either.
@@ -10,16 +11,17 @@ rollout, taking whatever ends first shifts the data towards short rollouts; a wi
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from openforge.pool.records import Recovery
+from openforge.runfile.durations import Seconds
 from openforge.types import Settings
 
 Policy = Literal["windowed", "fifo", "greedy"]
+OnDeadline = Literal["cut", "refill", "wait"]
 Window = Annotated[int, Field(ge=1)] | Annotated[float, Field(gt=0.0, le=1.0)]
 
 
@@ -33,9 +35,25 @@ class ScheduleSettings(Settings):
     max_staleness: int = Field(default=1, ge=0)
     """S: the bound on staleness under `fifo`, in optimizer steps; a window of W adds ceil((W - 1) / units_per_step). 0 is on-policy.
     The queue holds (S + 1) * units_per_step units."""
+    unit: Literal["group", "rollout"] = "group"
+    """What is launched, counted and taken as one: a whole group, or each of its rollouts by itself. See
+    [training](training.md#single-rollouts-as-units)."""
+    head_deadline: Seconds | None = None
+    """How long the oldest running unit may run before `on_deadline` says what happens to it; by default as long as it likes."""
+    on_deadline: OnDeadline = "cut"
+    """cut: what runs of the unit is cancelled, and what finished is trained; where that is nothing to compare, as refill. refill: the unit
+    is dropped, and the next one launched is of its domain. wait: it is only counted."""
+
+    @model_validator(mode="after")
+    def _deadlock_free(self) -> ScheduleSettings:
+        if self.unit == "rollout" and self.max_staleness == 0:
+            raise ValueError(
+                "with `unit: rollout`, max_staleness must be at least 1: a group whose start the trainer has would wait for the rest"
+            )
+        return self
 
     def scheduler(self, units_per_step: int) -> Scheduler:
-        return Scheduler(self.policy, (self.max_staleness + 1) * units_per_step, self.window, units_per_step)
+        return Scheduler(self.policy, (self.max_staleness + 1) * units_per_step, self.window, units_per_step, on_deadline=self.on_deadline)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,33 +67,37 @@ class ScheduleSnapshot:
     next_unit: int
     running: tuple[int, ...]
     finished: tuple[int, ...]
-    """Waiting for the trainer, in the order they finished."""
+    """Waiting for the trainer, in the order it gets them."""
     takeable: int
-    """How many of these a take could get now."""
+    """How many of these the window lets through now."""
+    training: int
+    """Taken for the step under way."""
     taken: int
     evicted: int
+    overdue: int
+    """Units that ran past the head deadline while they were the head."""
     staleness_bound: int | None
 
 
 class Scheduler:
-    """Numbers units at launch and hands finished ones to the trainer.
+    """Numbers units at launch and hands finished ones to the trainer, P = `units_per_step` at a time.
 
-    With B = `queue`, W = `window`, P = `units_per_step`, the staleness bound is D = floor((B + W - 2) / P) optimizer steps. Why: look at a
-    unit u as it is launched. Everything the trainer can take before it was either launched earlier, and of those at most B - 1 are still
-    here, because u fills one of the B slots itself; or it is launched later and overtakes. While u is here the window starts at u or
-    before, so an overtaker has a number in (u, u + W): at most W - 1 of them. So at most B + W - 2 units go first (`take` asserts it for
-    every unit), these fill at most D whole steps, and u is in the step after.
+    With B = `queue` and W = `window`, the staleness bound is D = floor((B + W - 2) / P) steps, and 0 where B = P. Why: look at a unit u as
+    it is launched. What goes before it was either launched earlier, and of those at most B - 1 are still here, because u fills one of the
+    B slots itself; or it is launched later and overtakes. While u is here the window starts at u or before, so an overtaker has a number in
+    (u, u + W): at most W - 1 of them. So at most B + W - 2 units go first, these fill at most D whole steps, and u is in the step after.
+    Where B = P no step can be filled without u.
 
-    Steps are counted here in takes. They are weight versions, too, if a launch sees the weights of every step begun. One that happens while
-    a step is under way does not: its first tokens come from weights one step older. `may_launch(training=…)` closes that gap by letting
-    the units being trained hold their slots until their step is done; D then bounds version trained minus version sampled, exactly.
+    Units of the step under way hold their slots until `published`, so that D bounds *version trained minus version sampled* exactly;
+    `take` asserts it for every unit.
     """
 
-    def __init__(self, policy: Policy, queue: int, window: Window, units_per_step: int) -> None:
+    def __init__(self, policy: Policy, queue: int, window: Window, units_per_step: int, *, on_deadline: OnDeadline = "wait") -> None:
         assert queue >= units_per_step >= 1, "a queue smaller than a step could never fill one"
         self.policy = policy
         self.queue = queue
         self.units_per_step = units_per_step
+        self.on_deadline = on_deadline
         self.window: int | None
         if policy == "greedy":
             self.window = None
@@ -85,20 +107,34 @@ class Scheduler:
             self.window = window if isinstance(window, int) else max(1, int(window * queue + 1e-9))
         self._next = 0
         self._head = 0
-        self._oldest_running = 0
+        self._oldest = 0
+        """The oldest unit that runs (or the next to be launched)."""
         self._open: dict[int, int | None] = {}
-        """Unit launched and neither taken nor evicted -> units taken before its launch; None where an earlier process launched it."""
-        self._finished: dict[int, None] = {}
-        """By finish order."""
-        self._sorted: list[int] = []
-        """The same, by number."""
+        """Unit launched and neither taken nor evicted -> steps published before its launch; None where an earlier process launched it."""
+        self._running: set[int] = set()
+        self._finished: list[int] = []
+        """In the order the trainer gets them: by number, under `greedy` as they finished."""
+        self._overdue: set[int] = set()
+        self._training = 0
+        self._steps = 0
         self._taken = 0
         self._evicted = 0
+        self._overdue_ever = 0
 
     @property
     def head(self) -> int:
         """The oldest unit neither taken nor evicted (or the next to be launched); the window is [head, head + W)."""
         return self._head
+
+    @property
+    def next_unit(self) -> int:
+        """The number that the next launch gives."""
+        return self._next
+
+    @property
+    def oldest_running(self) -> int | None:
+        """The unit that holds the window where it is, once what finished before it is taken: the one that has the head deadline."""
+        return self._oldest if self._running else None
 
     @property
     def outstanding(self) -> int:
@@ -108,68 +144,101 @@ class Scheduler:
     @property
     def staleness_bound(self) -> int | None:
         """D, in optimizer steps; None under `greedy`, where a unit can be overtaken for ever."""
-        return None if self.window is None else (self.queue + self.window - 2) // self.units_per_step
+        if self.window is None:
+            return None
+        return 0 if self.queue == self.units_per_step else (self.queue + self.window - 2) // self.units_per_step
 
-    def may_launch(self, *, training: int = 0) -> bool:
-        """Is a slot free? `training` units were taken for a step that has not published its weights yet, and are to hold their slots."""
-        return len(self._open) + training < self.queue
+    @property
+    def training(self) -> int:
+        """Units taken for the step under way."""
+        return self._training
+
+    def runs(self, unit: int) -> bool:
+        """Whether it was launched and has neither finished nor been evicted."""
+        return unit in self._running
+
+    def may_launch(self) -> bool:
+        """Is a slot free?"""
+        return len(self._open) + self._training < self.queue
 
     def launch(self) -> int:
         """Start the next unit; returns its number."""
         assert self.may_launch(), "no free slot"
         unit = self._next
         self._next += 1
-        self._open[unit] = self._taken
+        self._open[unit] = self._steps
+        self._running.add(unit)
         return unit
 
     def finish(self, unit: int) -> None:
-        """All rollouts of the unit ended."""
-        assert unit in self._open, f"unit {unit} is not outstanding"
-        assert unit not in self._finished, f"unit {unit} finished before"
-        self._finished[unit] = None
-        insort(self._sorted, unit)
+        """The trainer may have it: all its rollouts ended, by themselves or cut."""
+        assert unit in self._running, f"unit {unit} does not run"
+        self._running.remove(unit)
+        if self.window is None:
+            self._finished.append(unit)
+        else:
+            insort(self._finished, unit)
         self._advance()
+
+    def overdue(self, unit: int, *, trainable: bool) -> OnDeadline:
+        """The head ran past its deadline, says the driver's clock. Counted once; returns what the driver has to do.
+
+        `cut`: end what runs of it, then `finish` it. `refill`: end what runs of it; it is evicted. `wait`: nothing.
+        `trainable`: whether what finished of it is enough to train on; otherwise there is nothing to cut down to.
+        """
+        assert unit in self._running, f"unit {unit} does not run"
+        self._overdue_ever += unit not in self._overdue
+        self._overdue.add(unit)
+        verdict: OnDeadline = "refill" if self.on_deadline == "cut" and not trainable else self.on_deadline
+        if verdict == "refill":
+            self.evict(unit)
+        return verdict
 
     def evict(self, unit: int) -> None:
         """Give up an outstanding unit, running or finished: its slot is free and the head may pass it."""
         assert unit in self._open, f"unit {unit} is not outstanding"
-        if unit in self._finished:
-            del self._finished[unit]
-            self._sorted.remove(unit)
-        del self._open[unit]
+        if unit in self._running:
+            self._running.remove(unit)
+        else:
+            self._finished.remove(unit)
+        self._close(unit)
         self._evicted += 1
         self._advance()
 
-    def take(self, n: int) -> list[int] | None:
-        """The next `n` units for the trainer, whose slots are free then; None, and no change, while fewer may be taken.
+    def take(self) -> list[int] | None:
+        """The units of the next step; None, and no change, while the window lets fewer than P through.
 
         The lowest numbers first; under `greedy`, the first finished.
         """
-        assert n >= 1
-        if len(self._finished) < n or len(takeable := self._takeable()) < n:
+        assert not self._training, "the step under way comes first"
+        if self._takeable() < self.units_per_step:
             return None
-        units = list(takeable[:n])
+        units, self._finished = self._finished[: self.units_per_step], self._finished[self.units_per_step :]
         for unit in units:
-            before = self._open.pop(unit)
-            del self._finished[unit]
-            if self.window is not None and before is not None:
-                assert self._taken - before <= self.queue + self.window - 2, f"unit {unit} waited longer than the bound"
-            self._taken += 1
-        self._sorted = [unit for unit in self._sorted if unit in self._finished]
+            launched, bound = self._close(unit), self.staleness_bound
+            if bound is not None and launched is not None:
+                assert self._steps - launched <= bound, f"unit {unit} waited longer than the bound"
+        self._training = len(units)
+        self._taken += len(units)
         self._advance()
         return units
 
-    def restore(self, recovery: Recovery) -> None:
-        """Start from where a run stands: same numbers, same places in the queue.
+    def published(self) -> None:
+        """The step under way is done and its weights are where units sample from: its slots are free."""
+        self._training = 0
+        self._steps += 1
+
+    def restore(self, next_unit: int, running: Iterable[int], finished: Iterable[int]) -> None:
+        """Start from where a run stands: same numbers, same places in the queue; `finished` in the order they did.
 
         Units of steps that no checkpoint covers are back, so more than `queue` can be outstanding; launching waits until they are trained.
         """
         assert self._next == 0, "restore comes before the first launch"
-        self._next = recovery.next_unit
-        running = [unit.unit for unit in recovery.running]
-        self._open = dict.fromkeys(sorted([*running, *recovery.finished]))
-        self._finished = dict.fromkeys(recovery.finished)
-        self._sorted = sorted(recovery.finished)
+        self._next = next_unit
+        self._running = set(running)
+        waiting = list(finished)
+        self._finished = waiting if self.window is None else sorted(waiting)
+        self._open = dict.fromkeys(sorted([*self._running, *waiting]))
         self._advance()
 
     def snapshot(self) -> ScheduleSnapshot:
@@ -179,25 +248,29 @@ class Scheduler:
             window=self.window,
             head=self._head,
             next_unit=self._next,
-            running=tuple(unit for unit in self._open if unit not in self._finished),
+            running=tuple(sorted(self._running)),
             finished=tuple(self._finished),
-            takeable=len(self._takeable()),
+            takeable=self._takeable(),
+            training=self._training,
             taken=self._taken,
             evicted=self._evicted,
+            overdue=self._overdue_ever,
             staleness_bound=self.staleness_bound,
         )
 
-    def _takeable(self) -> Sequence[int]:
-        """The finished units the trainer may take, in the order it gets them.
+    def _takeable(self) -> int:
+        """How many of the finished units the trainer may take.
 
         Lowest first, a take slides the window up to the oldest running unit, so that one alone decides how far the window reaches.
         """
-        if self.window is None:
-            return tuple(self._finished)
-        return self._sorted[: bisect_left(self._sorted, self._oldest_running + self.window)]
+        return len(self._finished) if self.window is None else bisect_left(self._finished, self._oldest + self.window)
+
+    def _close(self, unit: int) -> int | None:
+        self._overdue.discard(unit)
+        return self._open.pop(unit)
 
     def _advance(self) -> None:
         while self._head < self._next and self._head not in self._open:
             self._head += 1
-        while self._oldest_running < self._next and (self._oldest_running not in self._open or self._oldest_running in self._finished):
-            self._oldest_running += 1
+        while self._oldest < self._next and self._oldest not in self._running:
+            self._oldest += 1

@@ -101,6 +101,11 @@ class RunConfig(Settings):
     base_dir: Path = Path()
     """The folder that relative paths and the agent's command start from: the run file's own."""
 
+    @property
+    def units_per_group(self) -> int:
+        """What the scheduler counts: a group is one unit, or each of its rollouts is."""
+        return 1 if self.schedule.unit == "group" else self.rollout.group_size
+
     @model_validator(mode="after")
     def _scored(self) -> RunConfig:
         if self.agent.class_ is None and self.reward is None:

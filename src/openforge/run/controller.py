@@ -11,24 +11,24 @@ from __future__ import annotations
 
 import asyncio
 import time
-import uuid
-import zlib
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any, NoReturn, TypeVar
 
 from openforge.engines.training import TrainEngine
-from openforge.pool import Recovery, Scheduler
-from openforge.run.batch import Batch, Group, make_batch
+from openforge.run.batch import Batch, make_batch, read_groups
 from openforge.run.checkpoints import Checkpoints
 from openforge.run.config import RunConfig
+from openforge.run.producer import Producer
 from openforge.run.services import Services
-from openforge.tasks import TaskOrder
-from openforge.types import Rollout, Sampling, Task, UserError
+from openforge.types import UserError
 
 T = TypeVar("T")
 Row = dict[str, Any]
+
+STALL_SECONDS = 600.0
+"""A trainer that has waited for so long wants to be looked at."""
 
 
 @dataclass(kw_only=True)
@@ -39,33 +39,25 @@ class Controller:
     services: Services
     trainer: TrainEngine
     checkpoints: Checkpoints
-    scheduler: Scheduler
-    order: TaskOrder
-    tasks: Mapping[str, Task]
-    """By id, for the units that a crash interrupted."""
+    producer: Producer
     report: Callable[[Row, Mapping[str, Any]], None]
     """Takes each step's metrics and the scheduler's snapshot."""
     after_step: Callable[[int], Awaitable[None]]
     """Awaited between two steps: evaluation."""
+    stalled: Callable[[str], None]
+    """Takes what every unit waits for, when the trainer has waited for `STALL_SECONDS`."""
     step: int = 0
     """Optimizer steps done."""
     _stop: bool = False
-    _progress: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set whenever a unit was finished or a slot became free: whoever waits looks again."""
-    _training: int = 0
-    """Units taken for the step under way; they hold their slots until its weights are published."""
+    _started: float = field(default_factory=time.monotonic)
 
-    def __post_init__(self) -> None:
-        self._agents = asyncio.Semaphore(self.config.rollout.concurrency)
-        self._started = time.monotonic()
-
-    async def run(self, recovery: Recovery) -> None:
+    async def run(self) -> None:
         """Train until the last step or `stop`. Rollouts then in flight end as cancelled."""
         self._sampled, self._reported = self.services.engine.stats().sampled_tokens, time.monotonic()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="trainer")
         try:
             async with asyncio.TaskGroup() as group:
-                producer = group.create_task(self._produce(recovery))
+                producer = group.create_task(self.producer.run())
                 await self._consume()
                 producer.cancel()
         except BaseExceptionGroup as failures:
@@ -76,50 +68,13 @@ class Controller:
     def stop(self) -> None:
         """End the run after the step under way."""
         self._stop = True
-        self._progress.set()
-
-    # --- producing ------------------------------------------------------------------------------------------------------------------
-
-    async def _produce(self, recovery: Recovery) -> None:
-        """Launch units as the scheduler allows, for ever. What a crash interrupted goes first, at its old place in the queue."""
-        size = self.config.rollout.group_size
-        async with asyncio.TaskGroup() as units:
-            for unit in recovery.running:
-                missing = {place.index: place.attempt for place in unit.missing}
-                units.create_task(self._unit(unit.unit, self.tasks[unit.task_id], missing))
-            while True:
-                while self.scheduler.may_launch(training=self._training):
-                    number, task = self.scheduler.launch(), next(self.order)
-                    await self.services.store.start_unit(number, task.id, size)
-                    units.create_task(self._unit(number, task, dict.fromkeys(range(size), 0)))
-                await self._next_progress()
-
-    async def _unit(self, number: int, task: Task, places: Mapping[int, int]) -> None:
-        """Run the rollouts of one unit; `places` maps each index that is still missing to its attempt number."""
-        async with asyncio.TaskGroup() as group:
-            for index, attempt in places.items():
-                group.create_task(self._rollout(number, task, index, attempt))
-        await self.services.store.finish_unit(number)
-        self.scheduler.finish(number)
-        self._progress.set()
-
-    async def _rollout(self, number: int, task: Task, index: int, attempt: int) -> None:
-        async with self._agents:
-            rollout = Rollout(id=uuid.uuid4().hex, task_id=task.id, unit=number, index=index, attempt=attempt)
-            await self.services.runner.run(task, rollout, self._sampling(number, index))
-
-    def _sampling(self, number: int, index: int) -> Sampling:
-        """The run's sampling with a seed of its own for every place of every unit."""
-        seed = zlib.crc32(f"{self.config.seed}/{number}/{index}".encode())
-        return replace(self.config.rollout.sampling, seed=seed)
-
-    # --- consuming ------------------------------------------------------------------------------------------------------------------
+        self.producer.wake()
 
     async def _consume(self) -> None:
         train = self.config.train
         while self.step < train.steps:
             began = time.monotonic()
-            numbers = await self._take(train.groups_per_step)
+            numbers = await self._take(began)
             if numbers is None:
                 break
             await self._train(numbers, waited=time.monotonic() - began)
@@ -129,13 +84,18 @@ class Controller:
                 await self.after_step(self.step)
         await self._checkpoint()
 
-    async def _take(self, count: int) -> list[int] | None:
-        """Wait for `count` units that the window lets through; None when the run is stopped first."""
+    async def _take(self, began: float) -> list[int] | None:
+        """Wait for the units of a step; None when the run is stopped first. A long wait is told of once, with what every unit waits for."""
+        patience: float | None = STALL_SECONDS
         while not self._stop:
-            if (numbers := self.scheduler.take(count)) is not None:
-                self._training = count
+            if (numbers := self.producer.take()) is not None:
                 return numbers
-            await self._next_progress()
+            try:
+                async with asyncio.timeout(None if patience is None else began + patience - time.monotonic()):
+                    await self.producer.progress()
+            except TimeoutError:
+                patience = None
+                self.stalled(self.producer.describe())
         return None
 
     async def _train(self, numbers: list[int], *, waited: float) -> None:
@@ -153,18 +113,18 @@ class Controller:
             await self.services.engine.update_weights(self.trainer.version, self.trainer.weights())
         self.step += 1
         self.checkpoints.uncommitted[self.step] = numbers
-        self._training = 0
-        self._progress.set()
+        self.producer.published()
         sampled, now = self.services.engine.stats().sampled_tokens, time.monotonic()
         row["sample_tokens_per_second"] = (sampled - self._sampled) / (now - self._reported)
         self._sampled, self._reported = sampled, now
         row |= {"wait_seconds": waited, "step_seconds": now - began + waited, "train_seconds": now - began, "elapsed": now - self._started}
-        self.report(row, asdict(self.scheduler.snapshot()))
+        row["domains"] = self.producer.domains.row(batch.domains)
+        self.report(row, asdict(self.producer.scheduler.snapshot()))
 
     def _batch(self, numbers: list[int]) -> Batch:
         trainer = self.trainer
         return make_batch(
-            [Group.read(self.services.store, number) for number in numbers],
+            read_groups(self.services.store, numbers, self.config.units_per_group),
             self.config.train,
             version=trainer.version,
             vocabulary=trainer.vocabulary,
@@ -189,10 +149,6 @@ class Controller:
         if self.checkpoints.uncommitted:
             path = self.checkpoints.run_dir.checkpoint(self.step)
             await self.checkpoints.commit(self.step, self.trainer.version, lambda: self.trainer.save(path))
-
-    async def _next_progress(self) -> None:
-        await self._progress.wait()
-        self._progress.clear()
 
     async def _in_trainer(self, work: Callable[[], T]) -> T:
         """Run in the trainer's thread; a step under way is never left half-done, for cancellation waits at the thread's shutdown."""

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from openforge.engines.training import TrainEngine
 from openforge.pool import Store
-from openforge.run.batch import Group, make_batch
+from openforge.run.batch import Group, make_batch, read_groups
 from openforge.run.compare import common_steps, differences, draw, print_differences, weights_apart
 from openforge.run.config import RunConfig, read_config, save_resolved
 from openforge.run.live import LiveView
@@ -45,10 +45,11 @@ def replay(source: RunDir, config: RunConfig, out: RunDir, against: RunDir, cons
         with LiveView(total_steps=max(steps), title=f"{config.name}, replayed", console=console) as view, MetricsWriter(out) as metrics:
             start = starting_weights(source, out, view)
             engine = TrainEngine(start, config.train, threads=os.cpu_count())
+            per_group = read_config(source.config).units_per_group
             versions = {row["step"]: row["version"] for row in read_metrics(source.metrics) if row["kind"] == "step"}
             for step, units in steps.items():
                 engine.version = versions[step]
-                row = _train(engine, [Group.read(store, unit) for unit in units], config)
+                row = _train(engine, read_groups(store, units, per_group), config)
                 view.update(metrics.write({"step": step, **row}))
         engine.save(out.checkpoint(max(steps)))
     _compare(against, out, start, console)

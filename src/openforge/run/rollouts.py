@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from openforge.agents import BASE_PATHS, Agent, AgentContext
 from openforge.gateway import Access, Gateway, SessionSummary
@@ -19,6 +20,8 @@ from openforge.pool import Store
 from openforge.rewards import RewardFunction, as_reward
 from openforge.run.rundir import RunDir
 from openforge.types import AgentResult, Outcome, Rollout, Sampling, Sandbox, SandboxError, Task
+
+T = TypeVar("T")
 
 CLEAN_UP_SECONDS = 30.0
 """How long `agent_postprocess` may take, also after the deadline."""
@@ -42,7 +45,7 @@ class RolloutRunner:
     token_budget: int | None
 
     async def run(self, task: Task, rollout: Rollout, sampling: Sampling) -> Rollout:
-        """Run one rollout and return it ended. Cancellation ends it as `cancelled` and is then passed on.
+        """Run one rollout and return it ended. Cancellation ends it as `cancelled`, with its message as the reason, and is then passed on.
 
         Raises what the call log failed with, once it has: a run that cannot record must stop.
         """
@@ -51,14 +54,22 @@ class RolloutRunner:
         access = self.gateway.open(rollout.id, sampling=sampling, token_budget=self.token_budget)
         try:
             ended = await self._attempt(task, rollout, access)
-        except BaseException:
+        except BaseException as stop:
+            reason = next(iter(stop.args), None) if isinstance(stop, asyncio.CancelledError) else None
             # Shielded: a second Ctrl-C must not leave a session open or a rollout without its end.
-            await asyncio.shield(self._finish(replace(rollout, outcome=Outcome.CANCELLED, detail="the run was stopped")))
+            await asyncio.shield(self._finish(replace(rollout, outcome=Outcome.CANCELLED, detail=reason or "the run was stopped")))
             raise
-        ended = await asyncio.shield(self._finish(ended))
+        ended = await _to_the_end(self._finish(ended))
         if self.gateway.fault is not None:
             raise self.gateway.fault
         return ended
+
+    def progress(self, rollout_id: str) -> dict[str, int] | None:
+        """What the gateway counts of the rollout; None when its session is closed: its agent is done."""
+        try:
+            return self.gateway.progress(rollout_id)
+        except KeyError:
+            return None
 
     async def _attempt(self, task: Task, rollout: Rollout, access: Access) -> Rollout:
         """Run the hooks under the one deadline."""
@@ -134,6 +145,16 @@ class RolloutRunner:
         rollout = replace(rollout, ended_at=time.time())
         await self.store.end_rollout(rollout)
         return rollout
+
+
+async def _to_the_end(work: Coroutine[Any, Any, T]) -> T:
+    """Its result; a cancellation waits until it is there, for whoever cancelled is about to read what it records."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await task
+        raise
 
 
 class _Ended(Exception):

@@ -51,6 +51,11 @@ class RunDir:
         return next(reversed(self.checkpoints()), None)
 
     @property
+    def stalls(self) -> Path:
+        """What every unit waited for, each time the trainer waited for long."""
+        return self.path / "stalls.log"
+
+    @property
     def report(self) -> Path:
         return self.path / "report.html"
 

@@ -22,11 +22,12 @@ from openforge.run.evaluate import BASE, END, START, evaluate
 from openforge.run.live import LiveView
 from openforge.run.metrics import MetricsWriter, read_metrics
 from openforge.run.models import resolve_model
+from openforge.run.producer import open_producer
 from openforge.run.report import write_report
 from openforge.run.rundir import RunDir
 from openforge.run.services import Services, half_the_cores, services
 from openforge.run.sft import fine_tune
-from openforge.tasks import TaskOrder, load_tasks
+from openforge.tasks import load_tasks
 from openforge.types import UserError
 
 BASE_TASKS = 32
@@ -136,28 +137,30 @@ class Run:
 
     async def _learn(self, running: Services, recovery: Recovery, trainer: TrainEngine, checkpoints: Checkpoints) -> bool:
         config = self._config
-        scheduler = config.schedule.scheduler(config.train.groups_per_step)
-        scheduler.restore(recovery)
         await running.store.put_tasks(self._tasks)
         controller = Controller(
             config=config,
             services=running,
             trainer=trainer,
             checkpoints=checkpoints,
-            scheduler=scheduler,
-            order=TaskOrder(self._tasks, config.seed, weights=config.tasks.weights, position=recovery.next_unit),
-            tasks={task.id: task for task in self._tasks},
+            producer=open_producer(config, running, self._tasks, recovery),
             report=self._report,
             after_step=lambda step: self._evaluate_now_and_then(running, step),
+            stalled=self._stalled,
             step=recovery.step,
         )
         self._view.phase("training")
         with _interrupts(controller.stop, self._view):
-            await controller.run(recovery)
+            await controller.run()
         return controller.step >= config.train.steps
 
     def _report(self, row: Mapping[str, Any], snapshot: Mapping[str, Any]) -> None:
         self._view.update(self._metrics.write({"kind": "step", **row}), snapshot)
+
+    def _stalled(self, description: str) -> None:
+        with self._run_dir.stalls.open("a", encoding="utf-8") as file:
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}: {description}\n\n")
+        self._view.phase(f"the trainer waits for rollouts; {self._run_dir.stalls} says which")
 
     async def _evaluate_now_and_then(self, running: Services, step: int) -> None:
         if self._config.eval.every and step % self._config.eval.every == 0:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from openforge.run.evaluate import BASE, END, START
@@ -16,6 +17,7 @@ from openforge.run.metrics import Row
 
 STAGES = {BASE: "base model", START: "before RL", END: "after RL"}
 """Labels of evaluations, and what the report calls the model then."""
+RECENT = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +46,18 @@ class Summary:
 
     def total(self, key: str) -> float:
         return sum(row.get(key) or 0 for row in self.steps)
+
+    def domains(self) -> list[Row]:
+        """One a domain: its shares at the last step, what it gave and lost over all steps, and its means over the last `RECENT` steps."""
+        rows = [row["domains"] for row in self.steps if row.get("domains")]
+        table = []
+        for name, last in (rows[-1] if rows else {}).items():
+            own = [row[name] for row in rows if name in row]
+            totals = {key: sum(row.get(key) or 0 for row in own) for key in ("groups", "overdue", "cut", "refill")}
+            recent = {key: [row[key] for row in own[-RECENT:] if row.get(key) is not None] for key in ("reward_mean", "staleness_mean")}
+            means = {key: fmean(values) if values else None for key, values in recent.items()}
+            table.append({"domain": name, "share": last["share"], "consumed_share": last["consumed_share"], **totals, **means})
+        return table
 
     def counts(self, key: str) -> Counter[str]:
         """Sums over all steps of a column that counts by name, such as `outcomes`."""

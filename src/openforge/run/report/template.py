@@ -144,6 +144,24 @@ with {{ config.train.loss }}, groups of {{ config.rollout.group_size }}, seed {{
 {% endfor %}
 </table>
 </div>
+{% set domains = summary.domains() %}
+{% if domains %}
+<div class="card">
+<h3>Domains</h3>
+<table>
+<tr><th>domain</th><th class="n">groups</th><th class="n">share</th><th class="n">of the mix</th><th class="n">reward</th>
+<th class="n">staleness</th><th class="n">late</th><th class="n">cut</th><th class="n">dropped</th></tr>
+{% for row in domains %}
+<tr><td>{{ row.domain }}</td><td class="n">{{ "{:,}".format(row.groups) }}</td>
+<td class="n">{{ row.consumed_share | percent }}</td><td class="n">{{ row.share | percent }}</td>
+<td class="n">{{ row.reward_mean | number }}</td><td class="n">{{ row.staleness_mean | number }}</td>
+<td class="n">{{ row.overdue }}</td><td class="n">{{ row.cut }}</td><td class="n">{{ row.refill }}</td></tr>
+{% endfor %}
+</table>
+<p class="legend" style="margin: 8px 0 4px">Share: of the units taken. Reward, staleness: over the last ten steps. Late: ran past the head
+deadline; then cut to what had finished, or dropped.</p>
+</div>
+{% endif %}
 {% set sampled = summary.total("sampled_tokens") %}
 <div class="card">
 <h3>What became of the sampled tokens</h3>
@@ -183,7 +201,7 @@ point at a token for its log-probability. <span class="v">v3</span> marks the we
 {% else %}<span class="chip">no reward</span>{% endif %}
 <span class="chip {{ 'good' if rollout.outcome == 'finished' else 'bad' }}">{{ rollout.outcome | replace("_", " ") }}</span>
 <span class="chip">{{ item.calls | length + item.left_out }} calls</span>
-<span class="chip">{{ "group %d, rollout %d" | format(rollout.unit, rollout.index) if rollout.unit >= 0 else rollout.split }}</span>
+<span class="chip">{{ "unit %d, rollout %d" | format(rollout.unit, rollout.index) if rollout.unit >= 0 else rollout.split }}</span>
 <span class="chip">task {{ rollout.task_id }}</span></summary>
 <div class="inside">
 {% if item.instruction %}<p class="task">{{ item.instruction }}</p>{% endif %}
