@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ import pytest
 
 from openforge.engines.training import TrainEngine, TrainSettings
 from openforge.pool import Store
-from openforge.run.batch import Batch, Group, make_batch
-from openforge.types import Call, FinishReason, MaskReason, Outcome, Reward, Rollout, Sampling, UserError
+from openforge.run.batch import Batch, Group, make_batch, read_groups
+from openforge.types import Call, FinishReason, MaskReason, Outcome, Reward, Rollout, Sampling, Task, UserError
 
 VOCABULARY, CONTEXT = 258, 1024
 
@@ -112,3 +113,24 @@ def test_a_batch_of_which_nothing_is_left_has_no_tree() -> None:
 def test_a_damaged_log_stops_with_rollout_and_call() -> None:
     with pytest.raises(UserError, match=r"rollout r0, call b: its parent a is missing"):
         _batch([_call("b", _call("a", delta=[1], sampled=[2]), delta=[1], sampled=[2])], _other())
+
+
+async def test_single_rollouts_are_compared_with_what_was_known_when_they_could_first_be_trained(tmp_path: Path) -> None:
+    """Unit 6 never got a reward; 5 ended first, 7 made the rewards differ, 4 came late, to a known mean."""
+    ends = {4: (9.0, 0.25), 5: (1.0, 1.0), 6: (2.0, None), 7: (3.0, 0.0)}
+    with Store.open(tmp_path / "calls.db") as store:
+        await store.put_tasks([Task(id="t", instruction="", domain="code")])
+        for unit, (ended, reward) in ends.items():
+            rollout = Rollout(id=f"r{unit}", task_id="t", unit=unit, index=0)
+            await store.start_rollout(rollout)
+            outcome = Outcome.TIMEOUT if reward is None else Outcome.FINISHED
+            value = None if reward is None else Reward(value=reward)
+            await store.end_rollout(replace(rollout, ended_at=ended, outcome=outcome, reward=value))
+        groups = read_groups(store, [4, 5, 7], per_group=4)
+    assert [(group.group, group.domain, group.rewards(), group.others) for group in groups] == [
+        (1, "code", [0.25], [1.0, 0.0]),
+        (1, "code", [1.0], [0.0]),
+        (1, "code", [0.0], [1.0]),
+    ]
+    row = make_batch(groups, TrainSettings(), version=0, vocabulary=VOCABULARY, context_length=CONTEXT).row
+    assert (row["groups"], row["rollouts"]) == (1, 3)

@@ -17,6 +17,7 @@ from openforge.agents.settings import AgentSettings
 from openforge.gateway import SessionSummary
 from openforge.pool import Store, UnitState
 from openforge.run import controller as controller_module
+from openforge.run.batch import read_groups
 from openforge.run.config import RunConfig
 from openforge.run.controller import Controller
 from openforge.run.producer import Producer, open_producer
@@ -82,6 +83,7 @@ class World:
         producer = open_producer(self.config, self.services, self.tasks, await self.store.recover())
         running = asyncio.create_task(producer.run())
         try:
+            await self.store.put_tasks(self.tasks)
             yield producer
         finally:
             running.cancel()
@@ -219,8 +221,10 @@ async def test_single_rollouts_are_taken_as_soon_as_their_rewards_differ(make: M
     async with world.producing() as producer:
         # A step is GROUP rollouts. Three of the first group go at once, the one that hangs is overtaken.
         assert await world.step(producer) == [0, 1, 2, 4]
-        groups = Controller._groups(_controller(world, producer), [0, 1, 2, 4])
-        assert [(group.group, group.rewards(), sorted(group.others)) for group in groups] == [(0, [0, 1, 0], []), (1, [1], [1, 1, 1])]
+        groups = read_groups(world.store, [0, 1, 2, 4], GROUP)
+        assert [(group.group, group.rewards(), group.others) for group in groups] == [
+            (0, [0], [1]), (0, [1], [0]), (0, [0], [0, 1]), (1, [1], [1, 1, 1]),
+        ]  # fmt: skip
         later = [unit for _ in range(4) for unit in await world.step(producer)]
         assert 3 not in later
         assert producer.scheduler.snapshot().overdue == 1
