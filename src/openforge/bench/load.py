@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import random
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -41,11 +42,33 @@ class Pace:
 
     async def beats(self) -> AsyncIterator[int]:
         """Token numbers, each at its time. Times are absolute: a late beat does not delay those after it."""
-        first = self.due(time.monotonic()) - self.seconds
+        joined = math.ceil(time.monotonic() / self.interval) if self.interval else 0
         for number in range(self.tokens):
             if self.interval:
-                await asyncio.sleep(first + (number + 1) * self.interval - time.monotonic())
+                await _reach((joined + number + 1) * self.interval)
             yield number
+
+
+_waiting: dict[float, list[asyncio.Future[None]]] = {}
+"""Time of a beat -> who waits for it, in the order they are served in. A call's place among them is arbitrary, like in an engine's batch."""
+_places = random.Random(0)
+
+
+async def _reach(beat: float) -> None:
+    """One timer wakes all calls, like the step of an engine that has tokens for all of them."""
+    loop = asyncio.get_running_loop()
+    if beat not in _waiting:
+        _waiting[beat] = []
+        loop.call_at(beat, _wake, beat)
+    waiting = _waiting[beat]
+    waiting.insert(_places.randrange(len(waiting) + 1), woken := loop.create_future())
+    await woken
+
+
+def _wake(beat: float) -> None:
+    for woken in _waiting.pop(beat):
+        if not woken.done():
+            woken.set_result(None)
 
 
 PACES = {"paced": Pace(tokens=16, interval=0.02), "flat out": Pace(tokens=16, interval=0.0)}
