@@ -24,7 +24,7 @@ async def use(server: NullServer) -> None:
             conversation = Conversation(server.urls["flat out"], key, f"{key}: What is the matter with " + "you " * 200)
             for _ in range(2):
                 await conversation.call()
-            await conversation.close()
+            conversation.close()
 
     await asyncio.gather(*(worker() for _ in range(16)))
 

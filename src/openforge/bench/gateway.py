@@ -20,8 +20,8 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -30,7 +30,7 @@ import numpy as np
 import psutil
 
 from openforge.bench.frame import Bar, BenchResult, at_least, at_most, median
-from openforge.bench.load import PACES, Conversation
+from openforge.bench.load import PACES, Conversation, Timing
 from openforge.run.models import load_tokenizer
 from openforge.types import UserError
 
@@ -164,58 +164,92 @@ def _free_port() -> int:
         return port
 
 
-@dataclass(frozen=True, slots=True)
-class _Load:
-    """What one load took."""
-
-    seconds: list[float]
-    """Of each call."""
-    elapsed: float
-    cpu: float
-    """Seconds of the server's processor time."""
-
-
 async def _measure(servers: Sequence[Server], streams: int, history: int, calls: int, repeats: int) -> list[dict[str, Any]]:
     """One row a server: medians over the repeats."""
-    taken: dict[str, list[tuple[float, ...]]] = {server.name: [] for server in servers}
+    taken: dict[str, list[dict[str, float]]] = {server.name: [] for server in servers}
     for _ in range(repeats):
         for server in servers:
-            paced = await _loads(server, "paced", streams, history, calls)
-            flat = await _loads(server, "flat out", streams, history, calls)
-            late = (np.array(paced.seconds) - PACES["paced"].seconds) * 1000
-            count = len(flat.seconds)
-            taken[server.name].append((*np.percentile(late, [50, 99]).tolist(), count / flat.elapsed, flat.cpu / count * 1000))
-    columns = ("late p50 ms", "late p99 ms", "calls/s", "cpu ms/call")
+            late = await _paced(server, streams, history, calls)
+            in_step = await _paced(server, streams, history, calls, in_step=True)
+            taken[server.name].append(
+                {
+                    "late p50 ms": float(np.percentile(late, 50)),
+                    "late p99 ms": float(np.percentile(late, 99)),
+                    "late mean ms": float(np.mean(late)),
+                    "in step p50 ms": float(np.percentile(in_step, 50)),
+                    "in step p99 ms": float(np.percentile(in_step, 99)),
+                    **await _flat_out(server, streams, history, calls),
+                }
+            )
     return [
-        {"server": name, "streams": streams, "history": history}
-        | dict(zip(columns, (median(column) for column in zip(*figures, strict=True)), strict=True))
+        {"server": name, "streams": streams, "history": history} | {column: median([each[column] for each in figures]) for column in figures[0]}
         for name, figures in taken.items()
     ]
 
 
-async def _loads(server: Server, pace: str, streams: int, history: int, calls: int) -> _Load:
-    """One load, or several one after the other where few streams would make too few calls for a percentile."""
-    loads = [await _load(server, pace, streams, history, calls) for _ in range(max(1, 4 // streams))]
-    return _Load([each for load in loads for each in load.seconds], sum(load.elapsed for load in loads), sum(load.cpu for load in loads))
+async def _paced(server: Server, streams: int, history: int, calls: int, *, in_step: bool = False) -> list[float]:
+    """How late each call's last byte was, in ms. Several loads where few streams would make too few calls for a percentile.
+
+    Clients know nothing of each other: the first calls are spread over the time that a call takes, and between calls a client pauses for
+    less than a beat, so that calls come at any moment of one. `in_step`: all clients start together, and none pauses. A client whose calls
+    are all measured goes on until the others' are, so that every call has its full company.
+    """
+    pace = PACES["paced"]
+    random = np.random.default_rng(0)
+    late: list[float] = []
+    for _ in range(max(1, 4 // streams)):
+        starts, pauses = random.uniform(0, pace.seconds, streams), random.uniform(0, pace.interval, (streams, calls + 1))
+
+        async def talk(number: int, conversation: Conversation) -> list[Timing]:
+            if not in_step:
+                await asyncio.sleep(starts[number])
+            timings = []
+            while going_on:
+                timings.append(await conversation.call())
+                if len(timings) == calls + 1:
+                    going_on.discard(number)
+                if not in_step:
+                    await asyncio.sleep(pauses[number, len(timings) % len(pauses[number])])
+            return timings[1 : calls + 1]
+
+        async with _conversations(server, "paced", streams, history) as conversations:
+            going_on = set(range(streams))
+            timings = await asyncio.gather(*(talk(number, each) for number, each in enumerate(conversations)))
+        late += [(timing.ended - pace.due(timing.sent)) * 1000 for one in timings for timing in one]
+    return late
 
 
-async def _load(server: Server, pace: str, streams: int, history: int, calls: int) -> _Load:
+async def _flat_out(server: Server, streams: int, history: int, calls: int) -> dict[str, float]:
+    """Calls a second, and processor time a call."""
+
+    async def talk(conversation: Conversation) -> None:
+        for _ in range(calls):
+            await conversation.call()
+
+    count, elapsed, cpu = 0, 0.0, 0.0
+    for _ in range(max(1, 4 // streams)):
+        async with _conversations(server, "flat out", streams, history) as conversations:
+            process = psutil.Process(server.pids["flat out"])
+            before, started = process.cpu_times(), time.perf_counter()
+            await asyncio.gather(*map(talk, conversations))
+            elapsed += time.perf_counter() - started
+            after = process.cpu_times()
+        cpu += after.user + after.system - before.user - before.system
+        count += streams * calls
+    return {"calls/s": count / elapsed, "cpu ms/call": cpu / count * 1000}
+
+
+@asynccontextmanager
+async def _conversations(server: Server, pace: str, streams: int, history: int) -> AsyncIterator[list[Conversation]]:
+    """Each of a rollout of its own, its history posted."""
     keys = server.keys(streams)[pace]
     conversations = [Conversation(server.urls[pace], key, f"{number}:{' hello' * history}") for number, key in enumerate(keys)]
     try:
         await asyncio.gather(*(conversation.call() for conversation in conversations))
-        process = psutil.Process(server.pids[pace])
-        cpu, started = process.cpu_times(), time.perf_counter()
-        seconds = await asyncio.gather(*(_talk(conversation, calls) for conversation in conversations))
-        elapsed, after = time.perf_counter() - started, process.cpu_times()
-        return _Load([each for one in seconds for each in one], elapsed, after.user + after.system - cpu.user - cpu.system)
+        yield conversations
     finally:
         for conversation in conversations:
-            await conversation.close()
-
-
-async def _talk(conversation: Conversation, calls: int) -> list[float]:
-    return [await conversation.call() for _ in range(calls)]
+            conversation.close()
 
 
 def _tokenise_again(model: Path, history: int) -> dict[str, Any]:

@@ -40,15 +40,15 @@ class NullEngine:
     def __init__(self, pace: Pace, word: int, end: int) -> None:
         self.context_length = 1 << 30
         self._pace = pace
-        self._word = SampledToken(word, -0.5, 0)
-        self._end = SampledToken(end, -0.5, 0)
+        self._word = GenerationChunk(tokens=(SampledToken(word, -0.5, 0),))
+        self._end = GenerationChunk(tokens=(SampledToken(end, -0.5, 0),), finish=FinishReason.STOP)
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, version_policy: VersionPolicy = VersionPolicy.RECOMPUTE
     ) -> AsyncIterator[GenerationChunk]:
         async for _ in self._pace.beats():
-            yield GenerationChunk(tokens=(self._word,))
-        yield GenerationChunk(tokens=(self._end,), finish=FinishReason.STOP)
+            yield self._word
+        yield self._end
 
     async def update_weights(self, version: int, weights: Weights) -> None: ...
 

@@ -84,8 +84,8 @@ class TokenGeneration:
         if self.first_token_at is None:
             self.first_token_at = time.time()
         self.sampled.extend(tokens)
-        text = self._trimmer.feed("".join(self._detokenizer.push(token.id) for token in tokens if token.id not in self._stop_ids))
-        events = self._parser.feed(text) if text else []
+        text = "".join([self._detokenizer.push(token.id) for token in tokens if token.id not in self._stop_ids])
+        events = self._parser.feed(shown) if (shown := self._trimmer.feed(text)) else []
         if events and isinstance(events[-1], ReasoningDelta):
             self._reasoning_tokens += len(tokens)
         emit(events)

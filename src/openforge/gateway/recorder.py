@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -19,10 +19,6 @@ from openforge.gateway.reply import End, Reply, ReplyEvent, Usage
 from openforge.gateway.splice import Plan, Splicer
 from openforge.gateway.turn import Message, Turn
 from openforge.types import Call, CallLog, FinishReason, PromptTooLong, Sampling, Speaker
-
-
-class Started:
-    """The first token is there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +32,24 @@ class Failed:
     error: ApiError
 
 
-RecorderEvent = Started | ReplyEvent | Finished | Failed
+RecorderEvent = ReplyEvent | Finished | Failed
 """Finished or Failed comes last, and once."""
+Listener = Callable[[Sequence[RecorderEvent]], None]
+
+
+class Feed:
+    """Hands events on as they come, in the task of whoever puts them. What comes before anyone listens is kept until then."""
+
+    def __init__(self) -> None:
+        self._kept: list[Sequence[RecorderEvent]] = []
+        self.put: Listener = self._kept.append
+        """Takes the events of one step; none says that the model is at work."""
+
+    def listen(self, listener: Listener) -> None:
+        self.put = listener
+        for events in self._kept:
+            listener(events)
+        self._kept.clear()
 
 
 class Source(Protocol):
@@ -45,7 +57,7 @@ class Source(Protocol):
 
     id: str
     usage: Usage
-    events: asyncio.Queue[RecorderEvent]
+    feed: Feed
 
     def abort(self) -> None:
         """Nobody takes the events any more."""
@@ -53,7 +65,7 @@ class Source(Protocol):
 
 
 class Recorder:
-    """A call in flight. Its task runs to its end whether or not anyone reads `events`."""
+    """A call in flight. Its task runs to its end whether or not anyone listens."""
 
     def __init__(
         self,
@@ -72,7 +84,7 @@ class Recorder:
     ) -> None:
         """`on_end(recorder, call, error)` is called once: `call` is None if nothing was recorded, and `error` says why."""
         self.id = uuid.uuid4().hex
-        self.events: asyncio.Queue[RecorderEvent] = asyncio.Queue()
+        self.feed = Feed()
         self.usage = Usage(prompt_tokens=len(plan.prompt_ids), cached_tokens=plan.shared)
         """As known before the first token."""
         self.finished: Finished | None = None
@@ -89,7 +101,6 @@ class Recorder:
         self._index = index
         self._on_end = on_end
         self._reply = Reply()
-        self._started = False
         self._started_at = time.time()
         self._abortable = True
         self._entered = False
@@ -112,10 +123,11 @@ class Recorder:
         if isinstance(result, PromptTooLong):
             self._splicer.forget(self._plan)
             self._on_end(self, None, result)
-            self.events.put_nowait(Failed(too_long(len(self._plan.prompt_ids))))
+            self.feed.put([Failed(too_long(len(self._plan.prompt_ids)))])
             return
         try:
-            self._show(self._generation.flush())
+            if rest := self._generation.flush():
+                self._show(rest)
         except Exception as failure:
             result = result if isinstance(result, Exception) else failure
         finish = result.finish if isinstance(result, End) else FinishReason.ERROR if isinstance(result, Exception) else FinishReason.ABORTED
@@ -125,21 +137,19 @@ class Recorder:
             await self._log.append(call)
         except Exception as fault:
             self._on_end(self, None, fault)
-            self.events.put_nowait(
-                Failed(ApiError(503, f"the call could not be recorded: {fault}", type="server_error", code="not_recorded"))
-            )
+            self.feed.put([Failed(ApiError(503, f"the call could not be recorded: {fault}", type="server_error", code="not_recorded"))])
             return
         self._splicer.commit(self._plan, call.id, call.sampled, None if finish == FinishReason.ERROR else message)
         self.finished = Finished(self._reply, result) if isinstance(result, End) else None
         self._on_end(self, call, None)
         if self.finished is not None:
-            self.events.put_nowait(self.finished)
+            self.feed.put([self.finished])
         elif isinstance(result, ApiError):
-            self.events.put_nowait(Failed(result))
+            self.feed.put([Failed(result)])
         elif isinstance(result, Exception):
-            self.events.put_nowait(Failed(ApiError(500, f"the engine failed: {call.error}", type="server_error", code="engine_error")))
+            self.feed.put([Failed(ApiError(500, f"the engine failed: {call.error}", type="server_error", code="engine_error"))])
         else:
-            self.events.put_nowait(Failed(ApiError(503, "the call was aborted", type="server_error", code="aborted")))
+            self.feed.put([Failed(ApiError(503, "the call was aborted", type="server_error", code="aborted"))])
 
     async def _generate(self) -> End | Exception | None:
         """The end of the reply, or what it failed with, or None if it was aborted."""
@@ -147,7 +157,7 @@ class Recorder:
         if not self._abortable:
             return None
         try:
-            return await self._generation.run(self._emit)
+            return await self._generation.run(self._show)
         except asyncio.CancelledError:
             cast("asyncio.Task[None]", asyncio.current_task()).uncancel()
             return None
@@ -156,16 +166,9 @@ class Recorder:
         finally:
             self._abortable = False
 
-    def _emit(self, events: list[ReplyEvent]) -> None:
-        if not self._started:
-            self._started = True
-            self.events.put_nowait(Started())
-        self._show(events)
-
     def _show(self, events: list[ReplyEvent]) -> None:
         self._reply.add(events)
-        for event in events:
-            self.events.put_nowait(event)
+        self.feed.put(events)
 
     def _call(self, finish: FinishReason, message: Message, error: Exception | None) -> Call:
         plan, turn = self._plan, self._turn

@@ -1,23 +1,23 @@
 """Carries a call's events to its client.
 
 Invariant: a client that goes away, or takes nothing for too long, aborts its call; a reply ends only after its record is durable; a failed
-stream does not look complete; a stream is never silent for longer than `PING_SECONDS`.
+stream does not look complete; a stream is never silent for longer than `Patience.ping`.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from openforge.gateway.body import error_response, json_response
-from openforge.gateway.dialects.base import ApiError, Dialect, ReplyHead, StreamWriter
-from openforge.gateway.recorder import Failed, Finished, RecorderEvent, Source, Started
+from openforge.gateway.dialects.base import Dialect, ReplyHead
+from openforge.gateway.outlet import Outlet
+from openforge.gateway.recorder import Failed, Finished, RecorderEvent, Source
 from openforge.gateway.turn import Turn
-
-HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,37 +30,33 @@ class Patience:
     """How long a client may take nothing of what is sent."""
 
 
-class Silence:
-    """Nothing has come for a while."""
-
-
 class Relay(Response):
     def __init__(self, source: Source, dialect: Dialect, turn: Turn, head: ReplyHead, patience: Patience) -> None:
         super().__init__()
         self._source = source
-        self._events: asyncio.Queue[RecorderEvent | Silence] = source.events  # type: ignore[assignment]
         self._dialect = dialect
         self._turn = turn
+        self._writer = dialect.writer(head, turn)
         self._head = head
         self._patience = patience
-        self._sending_since: float | None = None
-        self._last_sent = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        watches = [asyncio.create_task(self._watch_client(receive))]
-        if self._turn.stream:
-            watches.append(asyncio.create_task(self._watch_time(asyncio.current_task())))
+        self._loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[Response | None] = self._loop.create_future()
+        """Holds what is still to be sent then: nothing behind a stream."""
+        self._outlet = Outlet(send, self._ended)
+        watch = self._loop.create_task(self._watch_client(receive))
+        self._clock = self._loop.call_later(self._patience.ping, self._watch_time) if self._turn.stream else None
+        self._source.feed.listen(self._take)
         try:
-            first = await self._events.get()
-            if isinstance(first, Failed):
-                await self._error(first.error)(scope, receive, send)
-            elif self._turn.stream:
-                await self._stream(first, send)
-            else:
-                await (await self._whole(first))(scope, receive, send)
+            if (response := await self._ended) is not None:
+                await response(scope, receive, send)
         finally:
-            for watch in watches:
-                watch.cancel()
+            watch.cancel()
+            if self._clock is not None:
+                self._clock.cancel()
+            self._outlet.close()
+            self._source.feed.listen(_nobody)
             self._source.abort()
 
     async def _watch_client(self, receive: Receive) -> None:
@@ -68,62 +64,46 @@ class Relay(Response):
             pass
         self._source.abort()
 
-    async def _watch_time(self, relay: asyncio.Task[None] | None) -> None:
-        assert relay is not None
-        loop = asyncio.get_running_loop()
-        self._last_sent = loop.time()
-        while True:
-            await asyncio.sleep(max(self._patience.ping / 10, self._last_sent + self._patience.ping - loop.time()))
-            now = loop.time()
-            if self._sending_since is not None:
-                if now - self._sending_since > self._patience.stall:
-                    relay.cancel()
-            elif now - self._last_sent >= self._patience.ping and self._events.empty():
-                self._events.put_nowait(Silence())
+    def _watch_time(self) -> None:
+        outlet, now = self._outlet, self._loop.time()
+        if outlet.stuck_since is not None:
+            if now - outlet.stuck_since > self._patience.stall:
+                self._ended.cancel()
+        elif now - outlet.last_sent >= self._patience.ping:
+            outlet.put(self._writer.ping() if outlet.begun else self._writer.open() + self._writer.ping())
+        wait = max(self._patience.ping / 10, outlet.last_sent + self._patience.ping - now)
+        self._clock = self._loop.call_later(wait, self._watch_time)
 
-    async def _whole(self, event: RecorderEvent | Silence) -> Response:
-        while not isinstance(event, Finished | Failed):
-            event = await self._events.get()
-        if isinstance(event, Failed):
-            return self._error(event.error)
-        return json_response(self._dialect.whole(self._head, self._turn, event.reply, event.end))
+    def _take(self, events: Sequence[RecorderEvent]) -> None:
+        """Called in the source's own task, which a fault in the client's stream does not concern."""
+        if self._ended.done():
+            return
+        try:
+            if self._turn.stream and (self._outlet.begun or not (events and isinstance(events[0], Failed))):
+                self._stream(events)
+            elif events and isinstance(events[-1], Finished | Failed):
+                self._ended.set_result(self._whole(events[-1]))
+        except Exception as error:
+            self._ended.set_exception(error)
 
-    async def _stream(self, event: RecorderEvent | Silence, send: Send) -> None:
-        writer = self._dialect.writer(self._head, self._turn)
-        await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
-        pieces, more = [writer.open(), *_piece(writer, event)], not isinstance(event, Finished | Failed)
-        while more:
-            # All that is there goes out in one write: a slow client must not cost a system call a token.
-            while not self._events.empty() and more:
-                event = self._events.get_nowait()
-                pieces += _piece(writer, event)
-                more = not isinstance(event, Finished | Failed)
-            if pieces and more:
-                await self._send(send, b"".join(pieces), more=True)
-            if more:
-                event = await self._events.get()
-                pieces = _piece(writer, event)
-                more = not isinstance(event, Finished | Failed)
-        await self._send(send, b"".join(pieces), more=False)
+    def _stream(self, events: Sequence[RecorderEvent]) -> None:
+        pieces = [] if self._outlet.begun else [self._writer.open()]
+        for event in events:
+            match event:
+                case Finished(_, end):
+                    pieces.append(self._writer.close(end))
+                case Failed(error):
+                    pieces.append(self._writer.fail(error))
+                case _:
+                    pieces.append(self._writer.delta(event))
+        if pieces:
+            self._outlet.put(b"".join(pieces), last=isinstance(events[-1], Finished | Failed) if events else False)
 
-    async def _send(self, send: Send, body: bytes, *, more: bool) -> None:
-        loop = asyncio.get_running_loop()
-        self._sending_since = loop.time()
-        await send({"type": "http.response.body", "body": body, "more_body": more})
-        self._sending_since, self._last_sent = None, loop.time()
-
-    def _error(self, error: ApiError) -> Response:
-        return error_response(self._dialect, error)
+    def _whole(self, last: Finished | Failed) -> Response:
+        if isinstance(last, Failed):
+            return error_response(self._dialect, last.error)
+        return json_response(self._dialect.whole(self._head, self._turn, last.reply, last.end))
 
 
-def _piece(writer: StreamWriter, event: RecorderEvent | Silence) -> list[bytes]:
-    match event:
-        case Started():
-            return []
-        case Silence():
-            return [writer.ping()]
-        case Finished(_, end):
-            return [writer.close(end)]
-        case Failed(error):
-            return [writer.fail(error)]
-    return [writer.delta(event)]
+def _nobody(events: Sequence[RecorderEvent]) -> None:
+    """Takes what no client waits for."""

@@ -8,14 +8,13 @@ Who asks again is told by the SDK's own count of tries, or by a plain request fo
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from collections import OrderedDict
 from dataclasses import dataclass
 
 import msgspec
 
-from openforge.gateway.recorder import Finished, RecorderEvent, Started
+from openforge.gateway.recorder import Feed, Finished
 from openforge.gateway.reply import Usage
 from openforge.gateway.splice import Plan
 from openforge.gateway.turn import Turn
@@ -40,9 +39,8 @@ class Replay:
     def __init__(self, answer: Answer) -> None:
         self.id = answer.id
         self.usage = answer.usage
-        self.events: asyncio.Queue[RecorderEvent] = asyncio.Queue()
-        for event in (Started(), *answer.finished.reply.events(), answer.finished):
-            self.events.put_nowait(event)
+        self.feed = Feed()
+        self.feed.put([*answer.finished.reply.events(), answer.finished])
 
     def abort(self) -> None:
         """Nothing is under way."""

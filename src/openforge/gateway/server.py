@@ -6,6 +6,7 @@ Invariant: signals belong to whoever runs the gateway, and nothing is in flight 
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -64,6 +65,9 @@ async def listen(gateway: Gateway, host: str = "127.0.0.1", port: int = 0, *, mo
     config.load()
     config.http_protocol_class = guarded(config.http_protocol_class, gateway.limits)
     server = _Server(config)
+    # A full collection looks at every object of the process, some 0.2 s of a program with torch; nothing that is here now will go.
+    gc.collect()
+    gc.freeze()
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         while not server.started:  # noqa: ASYNC110 (uvicorn has no event for it)
@@ -74,3 +78,4 @@ async def listen(gateway: Gateway, host: str = "127.0.0.1", port: int = 0, *, mo
         server.should_exit = True
         await serving
         listener.close()
+        gc.unfreeze()

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from sqlalchemy import Engine, Table, create_engine, event, select
@@ -73,6 +73,14 @@ def insert_once(table: Table) -> Insert:
     return insert(table).on_conflict_do_nothing()
 
 
+def copy_log(engine: Engine) -> None:
+    """Copy what SQLite's log holds into the database file. This waits for the disk; others may read and write meanwhile."""
+    # Where it fails (a full disk), the log stays as it is, and a later call copies it.
+    with suppress(DBAPIError), engine.connect() as connection:
+        connection.exec_driver_sql("PRAGMA wal_checkpoint(PASSIVE)")
+
+
 def _configure(connection: sqlite3.Connection, _: ConnectionPoolEntry) -> None:
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA synchronous=NORMAL")
+    connection.execute("PRAGMA wal_autocheckpoint=0")

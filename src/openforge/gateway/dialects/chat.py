@@ -6,6 +6,7 @@ Reasoning travels as `reasoning_content`, and is read back from that, `reasoning
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -82,14 +83,22 @@ class ChatWriter:
     def delta(self, event: ReplyEvent) -> bytes:
         match event:
             case TextDelta(text):
-                return self._chunk({"content": text})
+                return self._text.fill(text)
             case ReasoningDelta(text):
-                return self._chunk({"reasoning_content": text})
+                return self._reasoning.fill(text)
             case ToolCallDelta(index, id, name, arguments):
                 self._called = True
                 head = {} if id is None else {"id": id, "type": "function"}
                 function = {"arguments": arguments} if name is None else {"name": name, "arguments": arguments}
                 return self._chunk({"tool_calls": [{"index": index, **head, "function": function}]})
+
+    @cached_property
+    def _text(self) -> sse.Template:
+        return sse.Template(lambda text: self._chunk({"content": text}))
+
+    @cached_property
+    def _reasoning(self) -> sse.Template:
+        return sse.Template(lambda text: self._chunk({"reasoning_content": text}))
 
     def ping(self) -> bytes:
         return sse.COMMENT

@@ -90,9 +90,8 @@ class GrammarParser:
     def _show_until(self, *marks: str) -> Reading[str | None]:
         """Show text up to the first of `marks`, which is taken; None when the text ends before."""
         while True:
-            at, mark = min(((at, mark) for mark in marks if (at := self._buffer.find(mark)) >= 0), default=(-1, None))
-            if mark is None:
-                at = len(self._buffer) - (0 if self._ended else overlap(self._buffer, *marks))
+            found = [(at, mark) for mark in marks if (at := self._buffer.find(mark)) >= 0]
+            at, mark = min(found) if found else (len(self._buffer) - (0 if self._ended else overlap(self._buffer, *marks)), None)
             self._show(self._buffer[:at])
             self._buffer = self._buffer[at:]
             if mark is not None:

@@ -12,7 +12,14 @@ SPACE = " \t\r\n"
 
 def overlap(text: str, *marks: str) -> int:
     """Length of the longest end of `text` that could begin one of `marks`."""
-    return max((n for mark in marks for n in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:n])), default=0)
+    longest = 0
+    for mark in marks:
+        at = text.find(mark[0], max(0, len(text) - len(mark) + 1))
+        while at >= 0 and not mark.startswith(text[at:]):
+            at = text.find(mark[0], at + 1)
+        if at >= 0:
+            longest = max(longest, len(text) - at)
+    return longest
 
 
 class Prose:
