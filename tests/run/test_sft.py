@@ -20,7 +20,7 @@ def learn(model: Path, folder: Path, *transcripts: tuple[str, str]) -> dict[str,
     path.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in rows))
     found: list[dict[str, Any]] = []
     settings = SftSettings(data=path, batch_size=len(rows))
-    fine_tune(model, settings, train=TrainSettings(), format_name="hermes", seed=0, report=lambda row, *_: found.append(row))
+    fine_tune(model, settings, train=TrainSettings(layout="tree"), format_name="hermes", seed=0, report=lambda row, *_: found.append(row))
     (row,) = found
     return row
 
