@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, LlamaConfig
 from typer.testing import CliRunner
 
-from openforge.bench import BENCHES, tree_plot
+from openforge.bench import tree_plot
 from openforge.bench.flops import Work, flops
 from openforge.bench.frame import BenchResult, show
 from openforge.bench.memory import peak_bytes
@@ -77,10 +77,6 @@ def test_a_picture_that_cannot_be_drawn_is_refused_at_once(arguments: list[str],
     error = CliRunner().invoke(app, ["bench", *arguments]).exception
     assert isinstance(error, UserError)
     assert message in str(error)
-
-
-def test_benches_that_need_no_model_have_none_by_default() -> None:
-    assert [name for name, bench in BENCHES.items() if bench.model is None] == ["tree", "tree-precision"]
 
 
 def contributions(trees: list[TokenTree]) -> list[tuple[object, ...]]:
