@@ -2,12 +2,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, PreTrainedModel, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MiniMaxM2Config,
+    PretrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 from openforge.trees.attention import BACKEND
 from openforge.types import LineageKind, TokenTree, Trajectory
@@ -30,6 +40,10 @@ CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
     "llama": lambda: LlamaConfig(**SIZE, tie_word_embeddings=True),
     "qwen2": lambda: Qwen2Config(**SIZE, tie_word_embeddings=False),
     "qwen3": lambda: Qwen3Config(**SIZE, head_dim=8, tie_word_embeddings=False),
+    "qwen3_moe": lambda: Qwen3MoeConfig(
+        **SIZE, head_dim=8, moe_intermediate_size=8, num_experts=4, num_experts_per_tok=2, norm_topk_prob=True
+    ),
+    "minimax_m2": lambda: MiniMaxM2Config(**SIZE, head_dim=8, num_local_experts=4, num_experts_per_tok=2, rotary_dim=4),
 }
 
 
@@ -44,13 +58,34 @@ class Float64Norm(torch.nn.Module):
         return self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.epsilon)
 
 
+class Float64Router(torch.nn.Module):
+    """The models' own routers round to float32, too. This one remembers which experts it chose."""
+
+    def __init__(self, router: torch.nn.Module, activation: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.weight, self.top_k, self.activation = router.weight, router.top_k, activation
+        self.chosen: list[torch.Tensor] = []
+
+    def forward(self, x: torch.Tensor, correction: torch.Tensor | float = 0.0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        logits = torch.nn.functional.linear(x.reshape(-1, x.shape[-1]), self.weight)
+        scores = self.activation(logits)
+        index = (scores + correction).topk(self.top_k).indices
+        chosen = scores.gather(1, index)
+        self.chosen.append(index)
+        return logits, chosen / chosen.sum(-1, keepdim=True), index
+
+
 def float64_model(name: str) -> PreTrainedModel:
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(CONFIGS[name](), attn_implementation=BACKEND, dtype=torch.float64).eval()
+    model = AutoModelForCausalLM.from_config(
+        CONFIGS[name](), attn_implementation=BACKEND, experts_implementation="eager", dtype=torch.float64
+    ).eval()
     for parent in list(model.modules()):
         for child, module in list(parent.named_children()):
             if type(module).__name__.endswith("RMSNorm"):
                 setattr(parent, child, Float64Norm(module.weight, module.variance_epsilon))
+            elif type(module).__name__.endswith("TopKRouter"):
+                setattr(parent, child, Float64Router(module, torch.sigmoid if name == "minimax_m2" else partial(torch.softmax, dim=-1)))
     for parameter in model.parameters():
         parameter.data += 0.1 * torch.randn_like(parameter)
     return model

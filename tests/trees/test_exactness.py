@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from forest_cases import Forest, forests, sequence, trajectory
+from forest_cases import Float64Router, Forest, float64_model, forests, root_path, sequence, trajectory
 from hypothesis import given
 from transformers import PreTrainedModel
 
@@ -59,6 +59,24 @@ def test_gradients_of_trees_equal_those_of_separate_sequences(model64: PreTraine
         return
     expected = gradients(model64, row_loss(model64, forest))
     assert_close(gradients(model64, tree_loss(model64, tree)), expected)
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "minimax_m2"])
+@given(forest=forests())
+def test_routers_choose_the_same_experts_in_trees_and_in_separate_sequences(name: str, forest: Forest) -> None:
+    model = float64_model(name)
+    routers = [module for module in model.modules() if isinstance(module, Float64Router)]
+    assert len(routers) == 2
+    tree = build(forest.trajectories, forest.advantages, forest.weights)
+    if not len(tree.tokens):
+        return
+    with torch.no_grad():
+        forward(model, tree, segment_backend)
+        in_tree = [router.chosen.pop() for router in routers]
+        model.set_attn_implementation("sdpa")
+        for at in range(len(tree.tokens)):
+            model(input_ids=torch.tensor([root_path(tree, at)]))
+            assert [router.chosen.pop()[-1].tolist() for router in routers] == [choices[at].tolist() for choices in in_tree]
 
 
 def test_the_token_after_a_branch_is_trained(model64: PreTrainedModel) -> None:

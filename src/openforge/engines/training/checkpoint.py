@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as hf_logging
 
 from openforge.engines.training.parallel import shard, whole
-from openforge.trees.architecture import check_model
+from openforge.trees.architecture import check_config
 from openforge.trees.attention import BACKEND
 from openforge.types import UserError
 
@@ -55,7 +55,7 @@ def load_model(folder: Path) -> tuple[PreTrainedModel, dict[str, bytes]]:
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(f"the model in {folder} cannot be loaded: {reason}") from error
-    check_model(model)
+    check_config(model.config)
     small = {
         file.name: file.read_bytes()
         for file in sorted(folder.iterdir())
