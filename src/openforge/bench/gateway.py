@@ -1,11 +1,13 @@
 """What the gateway adds to a call, and how many calls it carries, on an engine that computes nothing.
 
-Two paces. *Paced*: the engine gives a token every 20 ms, like a real one, to all calls at once, like one that batches; a call is *late* by
-what it takes beyond that, and what the gateway adds is how much later it is than on the bare server. *Flat out*: the engine answers at
-once; calls a second is what one process carries. Each client keeps a conversation of its own over one connection; a call extends a history
-that was posted before. The bare server streams the same bytes without a gateway: what HTTP and the client themselves take. The LiteLLM
-proxy, where it is installed, stands in front of that server. All of them take turns within one run, each in a process of its own; the
-gateway records durably, like in a run.
+Two paces. *Paced*: the engine gives a token every 20 ms, like a real one, to all calls at once, like one that batches; a call joins at the
+next beat, and is *late* by what it takes beyond what the engine alone would. What the gateway adds is how much later it is than on the bare
+server. Calls come at any moment, like those of agents that know nothing of each other; *in step*, all clients begin and end at the same
+moments, the worst that can be. *Flat out*: the engine answers at once; calls a second is what one process carries.
+
+Each client keeps a conversation of its own over one connection; a call extends a history that was posted before. The bare server streams
+the same bytes without a gateway: what HTTP and the client themselves take. The LiteLLM proxy, where it is installed, stands in front of
+that server. All of them take turns within one run, each in a process of its own; the gateway records durably, like in a run.
 """
 
 from __future__ import annotations
@@ -170,7 +172,8 @@ async def _measure(servers: Sequence[Server], streams: int, history: int, calls:
     for _ in range(repeats):
         for server in servers:
             late = await _paced(server, streams, history, calls)
-            in_step = await _paced(server, streams, history, calls, in_step=True)
+            # One client alone is in step anyway.
+            in_step = await _paced(server, streams, history, calls, in_step=True) if streams > 1 else late
             taken[server.name].append(
                 {
                     "late p50 ms": float(np.percentile(late, 50)),
@@ -181,42 +184,47 @@ async def _measure(servers: Sequence[Server], streams: int, history: int, calls:
                     **await _flat_out(server, streams, history, calls),
                 }
             )
-    return [
-        {"server": name, "streams": streams, "history": history} | {column: median([each[column] for each in figures]) for column in figures[0]}
-        for name, figures in taken.items()
-    ]
+    rows = []
+    for name, figures in taken.items():
+        medians = {column: median([each[column] for each in figures]) for column in figures[0]}
+        rows.append({"server": name, "streams": streams, "history": history} | medians)
+    return rows
 
 
 async def _paced(server: Server, streams: int, history: int, calls: int, *, in_step: bool = False) -> list[float]:
-    """How late each call's last byte was, in ms. Several loads where few streams would make too few calls for a percentile.
-
-    Clients know nothing of each other: the first calls are spread over the time that a call takes, and between calls a client pauses for
-    less than a beat, so that calls come at any moment of one. `in_step`: all clients start together, and none pauses. A client whose calls
-    are all measured goes on until the others' are, so that every call has its full company.
-    """
+    """How late each call's last byte was, in ms. Several loads where few streams would make too few calls for a percentile."""
     pace = PACES["paced"]
     random = np.random.default_rng(0)
     late: list[float] = []
     for _ in range(max(1, 4 // streams)):
-        starts, pauses = random.uniform(0, pace.seconds, streams), random.uniform(0, pace.interval, (streams, calls + 1))
-
-        async def talk(number: int, conversation: Conversation) -> list[Timing]:
-            if not in_step:
-                await asyncio.sleep(starts[number])
-            timings = []
-            while going_on:
-                timings.append(await conversation.call())
-                if len(timings) == calls + 1:
-                    going_on.discard(number)
-                if not in_step:
-                    await asyncio.sleep(pauses[number, len(timings) % len(pauses[number])])
-            return timings[1 : calls + 1]
-
         async with _conversations(server, "paced", streams, history) as conversations:
-            going_on = set(range(streams))
-            timings = await asyncio.gather(*(talk(number, each) for number, each in enumerate(conversations)))
-        late += [(timing.ended - pace.due(timing.sent)) * 1000 for one in timings for timing in one]
+            timings = await _talk(conversations, calls, None if in_step else random)
+        late += [(timing.ended - pace.due(timing.sent)) * 1000 for timing in timings]
     return late
+
+
+async def _talk(conversations: Sequence[Conversation], calls: int, random: np.random.Generator | None) -> list[Timing]:
+    """Clients that know nothing of each other: their first calls are spread over the time that a call takes, and between calls a client
+    pauses for less than a beat, so that calls come at any moment of one. `random` is None: all start together, and none pauses.
+
+    A first call of each is not counted, and a client whose calls are all measured goes on until the others' are, so that every call that
+    counts has its full company.
+    """
+    pace = PACES["paced"]
+    busy = set(range(len(conversations)))
+
+    async def one(number: int) -> list[Timing]:
+        # Drawn beforehand, for the same numbers whatever the order in which calls end.
+        pauses = [0.0] * (calls + 1) if random is None else [random.uniform(0, pace.seconds), *random.uniform(0, pace.interval, calls)]
+        timings: list[Timing] = []
+        while busy:
+            await asyncio.sleep(pauses[min(len(timings), calls)])
+            timings.append(await conversations[number].call())
+            if len(timings) > calls:
+                busy.discard(number)
+        return timings[1 : calls + 1]
+
+    return [timing for each in await asyncio.gather(*map(one, busy)) for timing in each]
 
 
 async def _flat_out(server: Server, streams: int, history: int, calls: int) -> dict[str, float]:
@@ -267,6 +275,9 @@ def _tokenise_again(model: Path, history: int) -> dict[str, Any]:
         "history": history,
         "late p50 ms": median(times),
         "late p99 ms": max(times),
+        "late mean ms": sum(times) / len(times),
+        "in step p50 ms": median(times),
+        "in step p99 ms": max(times),
         "calls/s": 1000 / median(times),
         "cpu ms/call": median(times),
     }

@@ -50,7 +50,7 @@ class Pace:
 
 
 _waiting: dict[float, list[asyncio.Future[None]]] = {}
-"""Time of a beat -> who waits for it, in the order they are served in. A call's place among them is arbitrary, like in an engine's batch."""
+"""Time of a beat -> who waits for it, in the order they are served in. A call's place is arbitrary, like in an engine's batch."""
 _places = random.Random(0)
 
 
@@ -101,6 +101,8 @@ class Conversation:
         asked = {"role": "user", "content": f"And then? ({len(self.messages)})" if self.messages else self.history}
         self.messages.append(asked)
         where = urlsplit(self.url)
+        assert where.hostname is not None
+        assert where.port is not None
         # Some servers close a connection that has been idle for a few seconds.
         if self._connection is None or self._connection.closed:
             loop = asyncio.get_running_loop()

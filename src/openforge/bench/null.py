@@ -7,6 +7,7 @@ rollouts (and closes those of before) and prints their keys. It ends with its st
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import sys
 import tempfile
@@ -92,6 +93,9 @@ async def _serve_bare() -> None:
         await request.body()
         return StreamingResponse(_stream(PACES[request.path_params["pace"]]), media_type="text/event-stream")
 
+    # As the gateway does: else a full collection would count against the bare server.
+    gc.collect()
+    gc.freeze()
     app = Starlette(routes=[Route("/{pace:str}/v1/chat/completions", reply, methods=["POST"])])
     server = uvicorn.Server(uvicorn.Config(app, port=0, lifespan="off", log_level="error", timeout_keep_alive=3600))
     serving = asyncio.create_task(server.serve())

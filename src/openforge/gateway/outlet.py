@@ -17,7 +17,7 @@ HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-cont
 
 
 class Outlet:
-    def __init__(self, send: Send, ended: asyncio.Future[None]) -> None:
+    def __init__(self, send: Send, ended: asyncio.Future[Any]) -> None:
         """`ended` is set when the last byte is sent, or to what sending failed with."""
         self._loop = asyncio.get_running_loop()
         self.last_sent = self._loop.time()

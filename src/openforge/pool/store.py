@@ -1,7 +1,7 @@
 """The data pool's memory: calls, rollouts, units and checkpoints, durable when their await returns.
 
-Invariant: no finished call is lost and no unit is trained twice, whatever kills the process. Writes are async and go through one writer
-thread (`writer.py`); reads are plain methods, for any thread and for the command line.
+Invariant: no finished call is lost and no unit is trained twice, whatever kills the process. Writes are async, one at a time, and hold
+nobody up (`writer.py`); reads are plain methods, for any thread and for the command line.
 """
 
 from __future__ import annotations
