@@ -100,13 +100,14 @@ def _run_dirs(folder: Path) -> list[Path]:
 
 
 def _row(run: RunDir) -> AgentRow:
-    agent = read_config(run.config).agent
+    config = read_config(run.config)
+    agent = config.agent
     kinds: Counter[str] = Counter()
     forks: Counter[str] = Counter()
     sums: Counter[str] = Counter()
     dialects: set[str] = set()
     with Store.open(run.database) as store:
-        for group in _groups(store.rollouts()):
+        for group in _groups(store.rollouts(), config.units_per_group):
             calls = [store.calls(rollout.id) for rollout in group]
             for recorded in calls:
                 kinds.update(lineage.kind.value for lineage in lineages(recorded))
@@ -130,11 +131,11 @@ def _row(run: RunDir) -> AgentRow:
     )
 
 
-def _groups(rollouts: Iterable[Rollout]) -> list[list[Rollout]]:
-    """The rollouts of each unit; each one of an evaluation alone."""
+def _groups(rollouts: Iterable[Rollout], units_per_group: int) -> list[list[Rollout]]:
+    """The rollouts of each group; each one of an evaluation alone."""
     groups: dict[int | str, list[Rollout]] = {}
     for rollout in rollouts:
-        groups.setdefault(rollout.id if rollout.unit < 0 else rollout.unit, []).append(rollout)
+        groups.setdefault(rollout.id if rollout.unit < 0 else rollout.unit // units_per_group, []).append(rollout)
     return list(groups.values())
 
 

@@ -190,8 +190,8 @@ def _share(axes: Axes, summary: Summary) -> None:
 
 
 def _positions(axes: Axes, summary: Summary) -> None:
-    _line(axes, summary, "row_positions", GREY, "with a sequence for each trajectory")
-    _line(axes, summary, "positions", BLUE, "computed")
+    _line(axes, summary, "row_positions", GREY, "as rows")
+    _line(axes, summary, "positions", BLUE, "as trained")
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     _legend(axes)
