@@ -14,7 +14,7 @@ from rich.console import Console
 
 from openforge.engines.training import TrainEngine
 from openforge.pool import Store
-from openforge.run.batch import Group, make_batch
+from openforge.run.batch import make_batch, read_groups
 from openforge.run.compare import METRICS, common_steps, differences, weights_apart
 from openforge.run.config import load_config
 from openforge.run.replay import replay
@@ -61,7 +61,7 @@ def logprobs(run: RunDir, replayed: RunDir, layout: str) -> FloatArray:
     config = load_config(run.config, [f"train.layout={layout}"])
     engine = TrainEngine.restore(replayed.checkpoint(STEPS), config.train)
     with Store.open(run.database) as store:
-        groups = [Group.read(store, unit) for unit in store.steps()[STEPS]]
+        groups = read_groups(store, store.steps()[STEPS], 1)
     batch = make_batch(groups, config.train, version=0, vocabulary=engine.vocabulary, context_length=engine.context_length)
     assert batch.tree is not None
     return np.concatenate(list(engine.logprobs(batch.tree).values()))
