@@ -19,6 +19,7 @@ from transformers import (
     LlamaConfig,
     MambaConfig,
     MiniMaxConfig,
+    MiniMaxM2Config,
     MistralConfig,
     PretrainedConfig,
     Qwen2Config,
@@ -57,6 +58,19 @@ REFUSED: list[tuple[PretrainedConfig, str]] = [
 def test_attention_that_is_not_plain_causal_is_refused_by_name(config: PretrainedConfig, reason: str) -> None:
     with pytest.raises(UserError, match=f"{config.model_type}.*{reason}"):
         check_config(config)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Qwen2Config(**SIZE, use_sliding_window=True, sliding_window=8, max_window_layers=2),
+        MistralConfig(**SIZE, sliding_window=None),
+        MiniMaxM2Config(attn_type_list=[1] * 62, rotary_dim=64, use_qk_norm=True, use_mtp=True),
+    ],
+    ids=["qwen2-window-in-no-layer", "mistral-without-window", "minimax_m2-as-released"],
+)
+def test_configurations_that_only_mention_other_attention_are_let_through(config: PretrainedConfig) -> None:
+    check_config(config)
 
 
 TINY = (
