@@ -31,8 +31,9 @@ def write_run(tmp_path: Path, tiny_model: Path) -> Callable[..., Path]:
             "tasks": {"train": "tasks.jsonl", "eval": "tasks.jsonl"},
             "agent": {"command": ["python", "agent.py", "{instruction}"], "deadline": "30s"},
             "reward": {"function": "rewards.py:letters"},
-            "rollout": {"concurrency": 16, "group_size": 8, "sampling": {"temperature": 1.0, "max_tokens": 16}},
-            "train": {"groups_per_step": 2, "steps": 15, "learning_rate": 1e-2, "checkpoint_every": 5},
+            # float32 by name: by default a processor with bfloat16 units would compute other numbers
+            "rollout": {"concurrency": 16, "group_size": 8, "dtype": "float32", "sampling": {"temperature": 1.0, "max_tokens": 16}},
+            "train": {"groups_per_step": 2, "steps": 15, "learning_rate": 1e-2, "checkpoint_every": 5, "dtype": "float32"},
         }
         for section, change in changes.items():
             config[section] = {**config.get(section, {}), **change} if isinstance(change, dict) else change

@@ -33,7 +33,7 @@ def run(write_run: WriteRun, openforge: Openforge) -> RunDir:
     run_file = write_run(
         tasks={"eval": {}},
         sft={"data": "sft.jsonl", "batch_size": 1, "learning_rate": 1e-3},
-        train={"steps": STEPS, "checkpoint_every": 1, "learning_rate": 1e-3, "dtype": "float32", "layout": "tree"},
+        train={"steps": STEPS, "checkpoint_every": 1, "learning_rate": 1e-3, "layout": "tree"},
     )
     (run_file.parent / "sft.jsonl").write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in lines))
     result = openforge("train", run_file)
