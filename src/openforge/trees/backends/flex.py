@@ -81,4 +81,6 @@ def _table(line: NDArray[np.int64], entry: NDArray[np.int64], shape: tuple[int, 
 
 @cache
 def _compiled() -> Any:
-    return torch.compile(flex_attention, dynamic=True)
+    """Compiled for all sizes, but anew where sizes are first equal (no carried keys) or one (few tiles): some ten times at most, which
+    must not end in torch's limit."""
+    return torch._dynamo.config.patch(recompile_limit=64)(torch.compile(flex_attention, dynamic=True, fullgraph=True))
