@@ -43,7 +43,7 @@ def replay(source: RunDir, config: RunConfig, out: RunDir, against: RunDir, cons
         out.plots.mkdir(parents=True)
         save_resolved(config, out.path / "replay.yaml")
         with LiveView(total_steps=max(steps), title=f"{config.name}, replayed", console=console) as view, MetricsWriter(out) as metrics:
-            start = starting_weights(source, out, view)
+            start = starting_weights(source, out, against, view)
             engine = TrainEngine(start, config.train, threads=os.cpu_count())
             per_group = read_config(source.config).units_per_group
             versions = {row["step"]: row["version"] for row in read_metrics(source.metrics) if row["kind"] == "step"}
@@ -55,14 +55,17 @@ def replay(source: RunDir, config: RunConfig, out: RunDir, against: RunDir, cons
     _compare(against, out, start, console)
 
 
-def starting_weights(source: RunDir, out: RunDir, view: LiveView) -> Path:
-    """The model folder that the run's reinforcement learning began with. A cold start whose checkpoint is gone is made again."""
+def starting_weights(source: RunDir, out: RunDir, against: RunDir, view: LiveView) -> Path:
+    """The model folder that the run's reinforcement learning began with.
+
+    A cold start whose checkpoint is gone is made again, once: a replay that is compared with another begins with that one's.
+    """
     config = read_config(source.config)
     base = resolve_model(config.model.path, config.base_dir)
     if config.sft is None:
         return base
-    if source.checkpoint(0).is_dir():
-        return source.checkpoint(0)
+    if kept := [run.checkpoint(0) for run in (source, against) if run.checkpoint(0).is_dir()]:
+        return kept[0]
 
     def report(row: Mapping[str, Any], step: int, steps: int) -> None:
         view.phase(f"fine-tuning {step}/{steps}")
