@@ -92,7 +92,8 @@ def _compare(against: RunDir, out: RunDir, start: Path, console: Console) -> Non
     last = max(one["step"] for one, _ in pairs)
     if against.checkpoint(last).is_dir() and out.checkpoint(last).is_dir():
         largest, share = weights_apart(against.checkpoint(last), out.checkpoint(last), start)
-        console.print(f"weights after step {last}: {largest:.1e} apart at most; together {share:.2%} of how far training moved them")
+        apart = f"weights after step {last}: {largest:.1e} apart at most; together {share:.2%} of how far training moved them"
+        console.print(apart, soft_wrap=True)
     picture = out.plots / "replay.png"
     draw(pairs, names, picture)
     console.print(f"Picture: {picture}", soft_wrap=True)
