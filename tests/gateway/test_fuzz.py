@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 
 import httpx
@@ -102,7 +103,7 @@ JUNK = st.one_of(
     st.sampled_from([90, 200]).map(nested),
     st.text(max_size=5),
     st.dictionaries(st.text(max_size=3), st.none() | st.integers(), max_size=2),
-)
+).map(copy.deepcopy)  # what is added to a drawn object must not be there in the next draw
 
 
 def places(value, path=()):

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from openforge.types import IntArray, TokenTree
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-_SMALL = 64
+_SMALL = 128
 """Attention takes segments together up to this many positions."""
 
 Floats = npt.NDArray[np.float64]
