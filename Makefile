@@ -31,7 +31,7 @@ lint: setup
 	$(BIN)/lint-imports
 
 check: lint
-	$(BIN)/pytest -m "not slow" -n 2
+	$(BIN)/pytest -m "not slow" -n 2 --hypothesis-profile=check
 
 test: lint agents
 	$(BIN)/openforge models fetch smollm2-135m-instruct

@@ -13,8 +13,13 @@ import httpx
 import pytest
 import torch
 import uvicorn
+from hypothesis import settings
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+settings.register_profile("full", deadline=None, max_examples=25)
+settings.register_profile("check", deadline=None, max_examples=4)  # `make check`: every law once, in minutes
+settings.load_profile("full")
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}{% endfor %}"

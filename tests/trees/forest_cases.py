@@ -6,7 +6,6 @@ from functools import partial
 
 import numpy as np
 import torch
-from hypothesis import settings
 from hypothesis import strategies as st
 from transformers import (
     AutoModelForCausalLM,
@@ -21,9 +20,6 @@ from transformers import (
 
 from openforge.trees.attention import BACKEND
 from openforge.types import LineageKind, TokenTree, Trajectory
-
-settings.register_profile("trees", deadline=None, max_examples=25)
-settings.load_profile("trees")
 
 Contribution = tuple[str, tuple[int, ...], int, float, float, float, int]
 

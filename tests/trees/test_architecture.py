@@ -91,6 +91,7 @@ def tiny(model_type: str) -> PretrainedConfig:
     return AutoConfig.for_model(model_type, **(sizes | tokens | TINY_OF.get(model_type, {})))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", sorted(PLAIN))
 def test_what_is_let_through_computes_in_a_tree_what_it_computes_in_sequences(model_type: str) -> None:
     torch.manual_seed(0)

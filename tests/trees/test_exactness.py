@@ -89,6 +89,7 @@ def test_the_token_after_a_branch_is_trained(model64: PreTrainedModel) -> None:
     assert_close(gradients(model64, tree_loss(model64, tree)), gradients(model64, row_loss(model64, forest)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("small", "kernel"), [(1, True), (4, True), (1, False), (64, False)])
 @given(forest=forests())
 def test_groups_of_every_size_with_and_without_the_fused_kernel_are_exact(
