@@ -113,6 +113,8 @@ def test_a_batch_of_which_nothing_is_left_has_no_tree() -> None:
 def test_a_damaged_log_stops_with_rollout_and_call() -> None:
     with pytest.raises(UserError, match=r"rollout r0, call b: its parent a is missing"):
         _batch([_call("b", _call("a", delta=[1], sampled=[2]), delta=[1], sampled=[2])], _other())
+    with pytest.raises(UserError, match=r"rollout r0, call a: its reply has no prompt before it"):
+        _batch([_call("a", delta=[], sampled=[2])], _other())
 
 
 async def test_single_rollouts_are_compared_with_what_was_known_when_they_could_first_be_trained(tmp_path: Path) -> None:

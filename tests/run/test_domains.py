@@ -15,7 +15,7 @@ from openforge.pool import Scheduler
 from openforge.pool.scheduler import Policy
 from openforge.run.domains import Domains
 from openforge.tasks import TaskOrder
-from openforge.types import Task
+from openforge.types import Task, UserError
 
 
 class Simulation:
@@ -113,3 +113,10 @@ def test_the_row_tells_shares_events_and_what_the_batch_says() -> None:
     }  # fmt: skip
     assert row["b"] == {"share": 0.25, "launched_share": 0.25, "consumed_share": 0.0, "overdue": 1, "cut": 0, "refill": 1}
     assert domains.row({})["b"]["overdue"] == 0, "events are since the last row"
+
+
+def test_a_record_made_under_other_shares_is_refused() -> None:
+    record = [(unit, "ab"[unit % 2], True, False) for unit in range(40)]
+    Domains({"a": 0.5, "b": 0.5}, 2).restore(record, 40)
+    with pytest.raises(UserError, match=r"domain a is 16\.0 units off its share of 40: tasks\.weights"):
+        Domains({"a": 0.9, "b": 0.1}, 2).restore(record, 40)

@@ -23,7 +23,7 @@ from openforge.run.controller import Controller
 from openforge.run.producer import Producer, open_producer
 from openforge.run.rollouts import RolloutRunner
 from openforge.run.rundir import RunDir
-from openforge.types import AgentResult, Outcome, Reward, Task
+from openforge.types import AgentResult, Outcome, Reward, Task, UserError
 
 GROUP = 4
 
@@ -287,3 +287,11 @@ def _controller(world: World, producer: Producer, told: Callable[[str], None] = 
         after_step=nothing,
         stalled=told,
     )
+
+
+async def test_a_run_whose_tasks_are_gone_is_not_gone_on_with(make: Make) -> None:
+    world = make(tasks_of(["0", "1", "0", "1"]))
+    async with world.producing() as producer:
+        await world.step(producer)
+    with pytest.raises(UserError, match=r"tasks\.train: task \S+ is on the run's record"):
+        open_producer(world.config, world.services, [Task(id="other", instruction="")], await world.store.recover())

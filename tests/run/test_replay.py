@@ -92,3 +92,10 @@ def test_a_replay_needs_trained_steps_and_a_new_folder(write_run: WriteRun, tmp_
     with pytest.raises(UserError, match="no trained step"):
         replay(run, config, out=RunDir(tmp_path / "new"), against=run, console=Console())
     assert not (tmp_path / "new").exists()
+
+
+def test_a_step_without_its_metrics_is_named_before_anything_is_written(run: RunDir) -> None:
+    run.metrics.write_bytes(b"")
+    with pytest.raises(UserError, match=r"metrics\.jsonl has no row of step 1"):
+        again(run, "new")
+    assert not (run.path.parent / "new").exists()

@@ -59,6 +59,8 @@ class Forest:
         there = self.length[owner] if owner is not None else 0
         if not 0 <= kept <= there:
             raise damaged(call, f"it shares {kept} tokens with its parent, which has {there}")
+        if not self.prompt_length[id] and call.sampled:
+            raise damaged(call, "its reply has no prompt before it")
         while owner is not None and kept <= self.shared[owner]:
             owner = self.owner[owner]
         self.owner[id] = owner

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from openforge.tasks import discrepancy
+from openforge.types import UserError
 
 
 class Domains:
@@ -43,7 +44,7 @@ class Domains:
         return share * (1 - share) * self._window + 3 * delta
 
     def restore(self, units: Iterable[tuple[int, str, bool, bool]], next_unit: int) -> None:
-        """Start from (unit, domain, trained, evicted) of every unit on record."""
+        """Start from (unit, domain, trained, evicted) of every unit on record. `UserError` if it was made under other shares."""
         for unit, domain, trained, evicted in units:
             self.launched[domain] += 1
             if trained:
@@ -53,6 +54,8 @@ class Domains:
                 self._owe(next_unit)
             else:
                 self._of[unit] = domain
+        if off := self._off_its_share():
+            raise UserError(f"{off}: tasks.weights, or the tasks of a domain, are not those that the run began with: put them back")
 
     def launch(self, unit: int, domain: str) -> None:
         self.launched[domain] += 1
@@ -74,11 +77,8 @@ class Domains:
         for unit in units:
             self.consumed[self._of.pop(unit)] += 1
         self._repaid = [number for number in self._repaid if number > head]
-        if self._window is not None:
-            total = self.consumed.total()
-            for name, share in self.shares.items():
-                off = abs(self.consumed[name] - share * total)
-                assert off <= self.tolerance(name) + 2 * len(self._repaid), f"domain {name} is {off:.1f} units off its share of {total}"
+        off = self._off_its_share()
+        assert off is None, off
 
     def row(self, batch: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
         """Domain → its metrics: the shares so far, what `batch` says of this step, and events since the last row."""
@@ -90,6 +90,15 @@ class Domains:
             rows[name] = {**shares, **batch.get(name, {}), **events}
             self._events[name].clear()
         return rows
+
+    def _off_its_share(self) -> str | None:
+        """Which domain's consumption is beyond its tolerance."""
+        total = self.consumed.total()
+        for name, share in self.shares.items() if self._window is not None else ():
+            off = abs(self.consumed[name] - share * total)
+            if off > self.tolerance(name) + 2 * len(self._repaid):
+                return f"domain {name} is {off:.1f} units off its share of {total}"
+        return None
 
     def _owe(self, next_unit: int) -> None:
         self._repaid.append(max([next_unit, *self._repaid[-1:]]) + self._per_group)

@@ -19,7 +19,7 @@ from openforge.run.domains import Domains
 from openforge.run.services import Services
 from openforge.run.units import Groups, RunningUnit, Units
 from openforge.tasks import TaskOrder
-from openforge.types import Task
+from openforge.types import Task, UserError
 
 
 @dataclass(kw_only=True)
@@ -155,6 +155,8 @@ def open_producer(config: RunConfig, services: Services, tasks: Sequence[Task], 
     scheduler = schedule.scheduler(config.train.groups_per_step * groups.size)
     by_id = {task.id: task for task in tasks}
     units = store.units()
+    if gone := [unit.task_id for unit in units if unit.task_id not in by_id]:
+        raise UserError(f"tasks.train: task {gone[0]} is on the run's record but not in the file: put it back, or begin a new run")
     ready: set[int] = set()
     for unit in units:
         if unit.state == UnitState.EVICTED:

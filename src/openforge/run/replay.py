@@ -40,13 +40,15 @@ def replay(source: RunDir, config: RunConfig, out: RunDir, against: RunDir, cons
         steps = store.steps()
         if not steps:
             raise UserError(f"{source.path} has no trained step yet: a replay trains what a checkpoint contains")
+        versions = {row["step"]: row["version"] for row in read_metrics(source.metrics) if row["kind"] == "step"}
+        if lost := sorted(steps.keys() - versions.keys()):
+            raise UserError(f"{source.metrics} has no row of step {lost[0]}, whose weight version a replay needs: restore it from a copy")
         out.plots.mkdir(parents=True)
         save_resolved(config, out.path / "replay.yaml")
         with LiveView(total_steps=max(steps), title=f"{config.name}, replayed", console=console) as view, MetricsWriter(out) as metrics:
             start = starting_weights(source, out, against, view)
             engine = TrainEngine(start, config.train, threads=os.cpu_count())
             per_group = read_config(source.config).units_per_group
-            versions = {row["step"]: row["version"] for row in read_metrics(source.metrics) if row["kind"] == "step"}
             for step, units in steps.items():
                 engine.version = versions[step]
                 row = _train(engine, read_groups(store, units, per_group), config)

@@ -75,9 +75,13 @@ def steps(folder: Path, settings: TrainSettings, batches: list[list[TokenTree]],
     return metrics, weights, engine.logprobs(batches[-1][0])
 
 
-def different(folder: Path, settings: TrainSettings, trees: list[TokenTree]) -> None:
-    """One step, on other trees on every rank."""
-    TrainEngine(folder, settings).step(trees[int(os.environ["RANK"]) :])
+def different(folder: Path, settings: TrainSettings, trees: list[TokenTree], trained: bool) -> None:
+    """One step, or log-probabilities, on other trees on every rank."""
+    engine, rank = TrainEngine(folder, settings), int(os.environ["RANK"])
+    if trained:
+        engine.step(trees[rank:])
+    else:
+        engine.logprobs(trees[rank])
 
 
 JOBS: dict[str, Callable[..., Any]] = {"gradients": gradients, "steps": steps, "different": different}

@@ -19,6 +19,7 @@ from openforge.engines.training.settings import TrainSettings
 from openforge.rl.aggregation import token_weights
 from openforge.trees import attention
 from openforge.trees.build import build
+from openforge.trees.partition import partition
 from openforge.types import LineageKind, TokenTree, Trajectory, UserError
 
 
@@ -269,6 +270,43 @@ def test_a_folder_without_a_model_is_a_one_line_error(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=str(folder)) as error:
             TrainEngine(folder, settings())
         assert "\n" not in str(error.value)
+
+
+def changed_config(model_dir: Path, folder: Path, **changes: Any) -> Path:
+    shutil.copytree(model_dir, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"num_hidden_layers": 3}, r"lacks \d+ tensors \(model\.layers\.2"),
+        ({"quantization_config": {"quant_method": "nonesuch"}}, "is quantized"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "GPTQ"),
+        ({"max_position_embeddings": None}, "max_position_embeddings"),
+    ],
+)
+def test_a_model_that_would_not_be_the_saved_one_is_refused(model_dir: Path, tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(UserError, match=reason) as error:
+        TrainEngine(changed_config(model_dir, tmp_path / "changed", **changes), settings())
+    assert "\n" not in str(error.value)
+
+
+def test_a_world_without_a_meeting_place_is_refused(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(UserError, match="MASTER_ADDR is not"):
+        TrainEngine(model_dir, settings())
+
+
+@pytest.mark.parametrize("layout", ["auto", "tree", "rows"])
+def test_a_piece_of_a_forest_is_no_tree_to_train_on(model_dir: Path, layout: str) -> None:
+    piece = next(piece for piece in partition(one_tree(0), 9) if piece.carried)
+    with pytest.raises(AssertionError, match="hang on what is not there"):
+        TrainEngine(model_dir, settings(layout=layout)).logprobs(piece.tree)
 
 
 def test_ids_outside_the_vocabulary_are_refused(model_dir: Path) -> None:

@@ -125,6 +125,7 @@ def test_all_ranks_skip_a_step_that_one_of_them_cannot_take(pool: RankPool, mode
         assert all(torch.equal(weights[name], tensor) for name, tensor in unchanged.items())
 
 
-def test_ranks_that_were_given_different_trees_say_so(pool: RankPool, model_dir: Path) -> None:
+@pytest.mark.parametrize("trained", [True, False])
+def test_ranks_that_were_given_different_trees_say_so(pool: RankPool, model_dir: Path, trained: bool) -> None:
     with pytest.raises(AssertionError, match=r"UserError: rank 1 was given other trees than rank 0"):
-        pool.run("different", model_dir, train_settings(), batches(0)[0])
+        pool.run("different", model_dir, train_settings(), batches(0)[0], trained)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -49,13 +50,20 @@ def load_model(folder: Path) -> tuple[PreTrainedModel, dict[str, bytes]]:
         raise UserError(f"{folder} is not a model folder (no config.json in it): set model.path to a Hugging Face model folder")
     hf_logging.disable_progress_bar()
     try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=BACKEND)
+        model: PreTrainedModel
+        model, loading = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation=BACKEND, output_loading_info=True
+        )
     except UserError:
         raise
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError, StrictDataclassError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(f"the model in {folder} cannot be loaded: {reason}") from error
     check_config(model.config)
+    if missing := sorted(loading["missing_keys"]):  # transformers fills them with random numbers
+        raise UserError(f"the model in {folder} lacks {len(missing)} tensors ({missing[0]}, …): fetch it again, or mend its config.json")
+    if getattr(model.config, "quantization_config", None):
+        raise UserError(f"the model in {folder} is quantized (quantization_config): training needs the weights it was made from")
     small = {
         file.name: file.read_bytes()
         for file in sorted(folder.iterdir())

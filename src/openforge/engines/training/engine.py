@@ -111,7 +111,6 @@ class TrainEngine:
         started = time.perf_counter()
         self._use_threads()
         forest = merge(trees)
-        self._ranks.check_same(forest)
         self._optimizer.zero_grad(set_to_none=True)
         logprob, entropy, work = self._walk(forest, temperature)
         metrics = token_metrics(forest, logprob, entropy, self.version, self.settings)
@@ -153,6 +152,8 @@ class TrainEngine:
 
     def _walk(self, forest: TokenTree, temperature: float) -> tuple[Tensor, Tensor, Work]:
         """Log-probability and entropy of each contribution: float32 [C]. Where gradients are enabled, the loss's are accumulated."""
+        assert not forest.depths[forest.parents < 0].any(), "a piece of a forest is not a tree: its roots hang on what is not there"
+        self._ranks.check_same(forest)
         self._check_ids(forest)
         own = split(self._lay_out(forest), self._ranks.count, self._cost)[self._ranks.index]
         pieces = partition(own.tree, self.settings.tokens_per_microbatch)

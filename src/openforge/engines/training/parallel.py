@@ -27,6 +27,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from openforge.types import TokenTree, UserError
 
+_RENDEZVOUS = ("RANK", "MASTER_ADDR", "MASTER_PORT")
+
 
 class Alone:
     """One process: nothing to share."""
@@ -128,7 +130,11 @@ class Ranks(Alone):
 
 def join(model: PreTrainedModel) -> Alone:
     """This process' place among those that `torchrun` started."""
-    return Ranks(model) if int(os.environ.get("WORLD_SIZE", "1")) > 1 else Alone()
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        return Alone()
+    if missing := [name for name in _RENDEZVOUS if name not in os.environ]:
+        raise UserError(f"WORLD_SIZE is set but {missing[0]} is not: start the ranks with torchrun, or unset WORLD_SIZE")
+    return Ranks(model)
 
 
 def device() -> torch.device:
