@@ -13,7 +13,8 @@ MODEL = Path(__file__).parents[2] / "models" / "smollm2-135m-instruct"
 @pytest.mark.slow
 def test_the_gateway_benchmark_measures_the_gateway_and_the_bare_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("openforge.bench.gateway.shutil.which", lambda _: None)
-    result = run(MODEL, 1, shapes=((2, 50), (2, 200)), calls=2)
+    # as many calls as take some processor time on a clock of 10 ms
+    result = run(MODEL, 1, shapes=((2, 50), (2, 200)), calls=16)
     assert [(row["server"], row["history"]) for row in result.rows] == [
         ("gateway", 50),
         ("bare server", 50),

@@ -75,7 +75,9 @@ def test_flex_equals_segments(tree: TokenTree, heads: tuple[int, int], seed: int
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_flex_is_compiled_once_for_all_layouts() -> None:
+def test_flex_is_compiled_once_for_all_layouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    # torch's compiler imports setuptools, which refuses to stand in for a distutils that is imported already
+    monkeypatch.setenv("SETUPTOOLS_USE_DISTUTILS", "stdlib")
     torch._dynamo.reset()
     counters.clear()
     for depth in (5, 9, 70, 150):
