@@ -46,13 +46,14 @@ def resume(directory: Directory, overrides: Overrides = []) -> None:  # noqa: B0
 
 
 def _train(directory: Path, overrides: list[str] | None = None) -> None:
-    from openforge.run.config import load_config, save_resolved
+    from openforge.run.config import check_resumable, load_config, save_resolved
     from openforge.run.rundir import RunDir
     from openforge.run.train import train
 
     run_dir = RunDir.open(directory)
     config = load_config(run_dir.config, overrides or [])
     if overrides:
+        check_resumable(load_config(run_dir.config), config)
         save_resolved(config, run_dir.config)
     try:
         finished = train(config, run_dir)

@@ -10,7 +10,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from openforge.run.config import RunConfig, load_config, save_resolved
+from openforge.run.config import RunConfig, check_resumable, load_config, save_resolved
 from openforge.run.yaml_file import Dumper
 from openforge.types import Sampling, UserError
 
@@ -212,3 +212,11 @@ def test_a_saved_run_file_loads_to_an_equal_configuration(folder: Path, changes:
     saved.parent.mkdir(exist_ok=True)
     save_resolved(config, saved)
     assert load_config(saved) == config
+
+
+def test_a_run_cannot_go_on_with_other_units(folder: Path) -> None:
+    single = load(folder, None, "schedule.unit=rollout")
+    check_resumable(load(folder), load(folder, None, "rollout.group_size=4", "schedule.window=2"))
+    for recorded, config in ((load(folder), single), (single, load(folder, None, "schedule.unit=rollout", "rollout.group_size=4"))):
+        with pytest.raises(UserError, match=r"put schedule\.unit and rollout\.group_size back"):
+            check_resumable(recorded, config)

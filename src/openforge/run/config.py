@@ -144,6 +144,15 @@ def read_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     return config
 
 
+def check_resumable(recorded: RunConfig, config: RunConfig) -> None:
+    """Raise `UserError` if the run's units, which are on record by number, would mean something else under `config`."""
+    if recorded.units_per_group != config.units_per_group:
+        raise UserError(
+            f"a run whose groups are {recorded.units_per_group} units each cannot go on with {config.units_per_group}: put schedule.unit and "
+            "rollout.group_size back, or begin a new run"
+        )
+
+
 def save_resolved(config: RunConfig, path: Path) -> None:
     """Write the complete configuration, atomically."""
     scratch = path.with_suffix(".tmp")
