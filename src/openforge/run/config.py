@@ -148,8 +148,8 @@ def check_resumable(recorded: RunConfig, config: RunConfig) -> None:
     """Raise `UserError` if the run's units, which are on record by number, would mean something else under `config`."""
     if recorded.units_per_group != config.units_per_group:
         raise UserError(
-            f"a run whose groups are {recorded.units_per_group} units each cannot go on with {config.units_per_group}: put schedule.unit and "
-            "rollout.group_size back, or begin a new run"
+            f"a run whose groups are {recorded.units_per_group} units each cannot go on with {config.units_per_group}: "
+            "put schedule.unit and rollout.group_size back, or begin a new run"
         )
 
 
