@@ -39,6 +39,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> BenchResult:
     return run(folder, 1, CASES, seconds=0.0)
 
 
+@pytest.mark.slow
 def test_one_json_object_with_the_named_bars(result: BenchResult, capsys: pytest.CaptureFixture[str]) -> None:
     show(result, as_json=True)
     content = json.loads(capsys.readouterr().out)
@@ -59,6 +60,7 @@ def test_one_json_object_with_the_named_bars(result: BenchResult, capsys: pytest
         assert row["loss error"] is None or row["loss error"] < 1e-4
 
 
+@pytest.mark.slow
 def test_the_table_leaves_out_what_was_not_measured(result: BenchResult, capsys: pytest.CaptureFixture[str]) -> None:
     show(result)
     printed = capsys.readouterr().out
@@ -66,6 +68,7 @@ def test_the_table_leaves_out_what_was_not_measured(result: BenchResult, capsys:
     assert "speedup_vs_calls" in printed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "magic"), [("a.png", b"\x89PNG"), ("a.svg", b"<?xml")])
 def test_the_picture_is_written_in_the_format_of_its_name(result: BenchResult, tmp_path: Path, name: str, magic: bytes) -> None:
     tree_plot.draw(result, tmp_path / name)

@@ -12,6 +12,7 @@ from openforge.bench.tree_precision import ARCHITECTURES, run
 SHAPE = Shape("small", ((1, 6), (2, 5), (2, 6)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen3", "minimax_m2"])
 def test_a_tree_is_as_close_to_the_truth_as_separate_sequences(name: str) -> None:
     result = run(None, shape=SHAPE, names=[name])

@@ -29,14 +29,24 @@ GROUP = 4
 
 
 class Scripted(Agent):
-    """Does what the next word of its task's script says: `hang`, or end with that reward; without a script, it ends with 1."""
+    """Does what its task's script says for its place among the task's attempts: `hang`, or end with that reward; then, with 1."""
+
+    store: Store
 
     async def agent_run(self, context: AgentContext) -> AgentResult:
-        script = context.task.data.get("script", [])
-        word = script.pop(0) if script else "1"
+        word = self._word(context)
         if word == "hang":
             await asyncio.Event().wait()
         return AgentResult(output=word)
+
+    def _word(self, context: AgentContext) -> str:
+        """By number, for attempts that are launched together start in any order."""
+        rollout = self.store.rollout(context.rollout_id)
+        assert rollout is not None
+        units = [unit for unit in self.store.units() if unit.task_id == context.task.id and unit.unit <= rollout.unit]
+        place = sum(unit.group_size for unit in units[:-1]) + (rollout.index if units[-1].group_size > 1 else 0)
+        script = context.task.data.get("script", [])
+        return script[place] if place < len(script) and not rollout.attempt else "1"
 
     async def calculate_reward(self, context: AgentContext, result: AgentResult) -> Reward:
         return Reward(value=float(result.output))
@@ -120,8 +130,10 @@ def make(tmp_path: Path) -> Any:
         run_dir = RunDir.create(tmp_path / "run") if not (tmp_path / "run").exists() else RunDir(tmp_path / "run")
         store = Store.open(run_dir.database)
         stores.append(store)
+        agent = Scripted(AgentSettings(command=["none"]), tmp_path)
+        agent.store = store
         runner = RolloutRunner(
-            agent=Scripted(AgentSettings(command=["none"]), tmp_path),
+            agent=agent,
             reward=None,
             gateway=Doorless(),  # type: ignore[arg-type]
             address="",
@@ -264,6 +276,8 @@ async def test_a_stall_is_described_once(make: Make, monkeypatch: pytest.MonkeyP
     told: list[str] = []
     async with world.producing() as producer:
         controller = _controller(world, producer, told.append)
+        while sum(rollout.outcome is not None for rollout in world.store.rollouts()) < 3:  # noqa: ASYNC110 (no event for it)
+            await asyncio.sleep(0.05)
         waiting = asyncio.create_task(controller._take(asyncio.get_running_loop().time()))
         await asyncio.sleep(1.0)
         controller.stop()

@@ -67,6 +67,7 @@ def logprobs(run: RunDir, replayed: RunDir, layout: str) -> FloatArray:
     return np.concatenate(list(engine.logprobs(batch.tree).values()))
 
 
+@pytest.mark.slow
 def test_a_run_through_trees_is_the_same_through_rows(run: RunDir) -> None:
     rows = again(run, "rows", "train.layout=rows")
     other = again(run, "other", "train.learning_rate=1e-4", against=rows)
@@ -94,6 +95,7 @@ def test_a_replay_needs_trained_steps_and_a_new_folder(write_run: WriteRun, tmp_
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.slow
 def test_a_step_without_its_metrics_is_named_before_anything_is_written(run: RunDir) -> None:
     run.metrics.write_bytes(b"")
     with pytest.raises(UserError, match=r"metrics\.jsonl has no row of step 1"):

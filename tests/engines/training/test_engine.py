@@ -118,6 +118,7 @@ def test_the_step_does_not_depend_on_how_it_is_computed(model_dir: Path, change:
     assert_same_step(other.step([one_tree(0)]), reference.step([one_tree(0)]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", WAYS)
 def test_the_step_of_a_mixture_of_experts_does_not_depend_on_how_it_is_computed(experts_dir: Path, change: dict[str, Any]) -> None:
     reference, other = TrainEngine(experts_dir, settings()), TrainEngine(experts_dir, settings(**change))
