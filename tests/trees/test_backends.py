@@ -35,7 +35,7 @@ def test_segments_equal_dense_attention(widths: tuple[int, int], tree: TokenTree
     layout = Layout.of(tree)
     inputs = tensors(heads, layout, widths, seed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("openforge.trees.backends.segments._SMALL", small)
+        patch.setattr("openforge.trees.backends.segments.SMALL", small)
         actual = segment_backend(layout, CPU)(*inputs, 0.3)
     expected = dense_attention(*inputs, seen(tree), 0.3)
     torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)

@@ -99,7 +99,7 @@ def test_groups_of_every_size_with_and_without_the_fused_kernel_are_exact(
     if not len(tree.targets):
         return
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("openforge.trees.backends.segments._SMALL", small)
+        patch.setattr("openforge.trees.backends.segments.SMALL", small)
         if not kernel:
             patch.setattr("openforge.trees.backends.segments._has_kernel", lambda q, v: False)
         actual = gradients(model64, tree_loss(model64, tree))

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from openforge.trees.forward import position_ids
+from openforge.trees.shape import leaves
 from openforge.types import TokenTree
 
 
@@ -40,8 +41,7 @@ class Routing(TorchFunctionMode):
 
 def of_tree(tree: TokenTree, sequences: Sequence[Sequence[Tensor]]) -> list[Tensor]:
     """From the choices of each sequence, layer by layer, those of the tree whose leaves they are, in order: one [N, k] a layer."""
-    leaf = np.ones(len(tree.parents), bool)
-    leaf[tree.parents[tree.parents >= 0]] = False
-    below = np.repeat(np.cumsum(leaf) - leaf, np.diff(tree.starts))  # of the leaves under a position, the first
+    leaf = leaves(tree)
+    below: np.ndarray = np.repeat(np.cumsum(leaf) - leaf, np.diff(tree.starts))  # of the leaves under a position, the first
     places = list(zip(below.tolist(), position_ids(tree).tolist(), strict=True))
     return [torch.stack([sequences[sequence][layer][at] for sequence, at in places]) for layer in range(len(sequences[0]))]

@@ -137,8 +137,7 @@ class Producer:
 
     def _overdue(self, unit: RunningUnit, deadline: float) -> None:
         number = unit.number
-        scored = sum(rollout.reward is not None for rollout in self.store.group(number))
-        verdict = self.scheduler.overdue(number, trainable=scored > 1)
+        verdict = self.scheduler.overdue(number, trainable=len(_rewards(self.store, number)) > 1)
         self.domains.overdue(number, verdict)
         if verdict == "refill":
             self._dropped.add(number)

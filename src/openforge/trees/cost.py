@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 from transformers import PreTrainedModel
 
+from openforge.trees.backends.segments import SMALL
+from openforge.trees.shape import segments_of
 from openforge.types import IntArray, TokenTree
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-_SMALL = 128
-"""Attention takes segments together up to this many positions."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -101,14 +101,14 @@ class Cost:
         """
         length = lengths.astype(np.float64)
         pairs = length * depths + length * (length + 1) / 2
-        calls = np.minimum(length / _SMALL, 1.0)
+        calls = np.minimum(length / SMALL, 1.0)
         below = depths > 0
         price: Floats = length * self.position + pairs * self.pair + calls * (1 + below) * self.call + below * length * self.merge
         return price
 
     def of_heads(self, tree: TokenTree) -> Floats:
         """The head's part of each segment: float64 [S]."""
-        segments = np.searchsorted(tree.starts, np.unique(tree.at), side="right") - 1
+        segments = segments_of(tree, np.unique(tree.at))
         return self.head_row * np.bincount(segments, minlength=len(tree.parents)).astype(np.float64)
 
 

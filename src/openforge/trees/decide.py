@@ -11,7 +11,7 @@ import dataclasses
 import numpy as np
 
 from openforge.trees.cost import Cost
-from openforge.trees.shape import leaves
+from openforge.trees.shape import leaves, segments_of
 from openforge.types import BoolArray, TokenTree
 
 
@@ -57,7 +57,7 @@ def _repeat(tree: TokenTree, repeated: BoolArray) -> TokenTree:
     starts = np.append(0, np.cumsum((before + np.diff(tree.starts))[kept])).astype(np.int32)
     # the first kept segment from a repeated one on holds its first copy, for children follow their parent
     holder = np.searchsorted(kept, np.arange(len(repeated)))
-    segment_of = np.searchsorted(tree.starts, tree.at, side="right") - 1
+    segment_of = segments_of(tree, tree.at)
     return dataclasses.replace(
         tree,
         tokens=np.concatenate([tree.tokens[span] for segment in kept.tolist() for span in _spans(tree, segment, bool(alone[segment]))]),

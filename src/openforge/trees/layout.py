@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from openforge.trees.shape import subtree_stops
 from openforge.types import IntArray, TokenTree
 
 
@@ -78,13 +79,9 @@ def _carried_blocks(roots: IntArray, depths: IntArray, length: int) -> Iterator[
 
 
 def _own_blocks(tree: TokenTree, carried: int) -> Iterator[Block]:
-    ends = tree.starts[1:].copy()
-    for segment in range(len(tree.parents) - 1, -1, -1):
-        parent = tree.parents[segment]
-        if parent >= 0:
-            ends[parent] = max(ends[parent], ends[segment])
-    for segment, (start, end) in enumerate(zip(tree.starts[:-1].tolist(), tree.starts[1:].tolist(), strict=True)):
-        yield Block(start, int(ends[segment]), carried + start, carried + end, causal=True)
+    starts = tree.starts.tolist()
+    for start, end, stop in zip(starts[:-1], starts[1:], subtree_stops(tree).tolist(), strict=True):
+        yield Block(start, stop, carried + start, carried + end, causal=True)
 
 
 def _pairs(block: Block) -> int:

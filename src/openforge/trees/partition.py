@@ -15,9 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from openforge.trees.shape import columns, subtree_stops
 from openforge.types import IntArray, TokenTree
-
-_OF_CONTRIBUTIONS = ("targets", "logprobs", "versions", "advantages", "weights", "rows")
 
 Path = tuple[tuple[int, int], ...]
 """(piece, how many of its leading positions), …: joined, they are a path from position 0 down."""
@@ -110,13 +109,10 @@ class _Cutter:
     def __init__(self, forest: TokenTree) -> None:
         self._forest = forest
         self._starts: list[int] = forest.starts.tolist()
-        self._stops = self._starts[1:]
+        self._stops: list[int] = subtree_stops(forest).tolist()
         self._children: list[list[int]] = [[] for _ in range(len(forest.parents) + 1)]  # the last: the roots, whose parent is -1
         for segment in range(len(forest.parents) - 1, -1, -1):
-            parent = int(forest.parents[segment])
-            self._children[parent].append(segment)
-            if parent >= 0:
-                self._stops[parent] = max(self._stops[parent], self._stops[segment])
+            self._children[int(forest.parents[segment])].append(segment)
         self._order = np.argsort(forest.at, kind="stable").astype(np.int32)
         self._at = forest.at[self._order]
 
@@ -185,7 +181,7 @@ class _Cutter:
             parents=parents,
             depths=depths,
             at=(forest.at[chosen] + np.repeat(offsets, np.diff(bounds)[:, 0])).astype(np.int32),
-            **{name: getattr(forest, name)[chosen] for name in _OF_CONTRIBUTIONS},
+            **columns(forest, chosen),
         )
         return Piece(tree, carried[-1][0] if carried else -1, carried, chosen)
 

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from openforge.trees.cost import Cost
-from openforge.trees.shape import leaves
+from openforge.trees.shape import columns, leaves
 from openforge.types import IntArray, TokenTree
 
-_OF_CONTRIBUTIONS = ("targets", "logprobs", "versions", "advantages", "weights", "rows")
 _HALVINGS = 50
 
 
@@ -100,6 +99,6 @@ def _share(forest: TokenTree, first: int, stop: int) -> Share:
         parents=index[forest.parents[kept]],
         depths=forest.depths[kept],
         at=(forest.at[chosen] + (len(context) - low)).astype(np.int32),
-        **{name: getattr(forest, name)[chosen] for name in _OF_CONTRIBUTIONS},
+        **columns(forest, chosen),
     )
     return Share(tree, chosen)

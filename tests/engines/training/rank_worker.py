@@ -12,11 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from forest_cases import CONFIGS, SIZE, float64_model
+from forest_cases import float64_model
 from test_carry import checkpointed
 from test_exactness import tree_loss
-from transformers import Qwen3MoeConfig
-from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
 from openforge.engines.training import TrainEngine, TrainSettings
 from openforge.engines.training.parallel import join, whole
@@ -29,30 +27,9 @@ from openforge.types import TokenTree
 MODELS = ["llama", "qwen3_moe"]
 
 
-def moe() -> Qwen3MoeConfig:
-    config = Qwen3MoeConfig(**SIZE, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=12)
-    config._experts_implementation = "eager"  # the others know no float64
-    return config
-
-
-CONFIGS.setdefault("qwen3_moe", moe)
-
-
-class Float64Router(Qwen3MoeTopKRouter):
-    """The model's own rounds to float32."""
-
-    def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        logits = torch.nn.functional.linear(hidden_states.reshape(-1, self.hidden_dim), self.weight)
-        scores, experts = logits.softmax(-1).topk(self.top_k)
-        return logits, scores, experts
-
-
 def gradients(name: str, tree: TokenTree, budget: int, recompute: bool) -> tuple[dict[str, torch.Tensor], int]:
     """Of this rank's share of a float64 model's loss, and all others': summed. And how many contributions are this rank's."""
     model = float64_model(name)
-    for module in model.modules():
-        if isinstance(module, Qwen3MoeTopKRouter):
-            module.__class__ = Float64Router
     cost = Cost.of(model)
     ranks = join(model)
     share = split(tree, ranks.count, cost)[ranks.index]

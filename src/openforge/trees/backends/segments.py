@@ -3,7 +3,7 @@
 Invariant: each (query, key) pair that see each other is computed in exactly one call, and a query's partial results are merged at most
 once. Segments come depth first, so a stack holds the keys of the current path: what a segment sees above itself is the lower part of
 the stack, one contiguous piece. Small segments that follow one another are computed together under a mask, so that there are
-O(positions) / `_SMALL` calls, whatever the tree's shape.
+O(positions) / `SMALL` calls, whatever the tree's shape.
 
 A query's results over the stack and over its own group are merged by their log-sum-exp, and the backward of each part uses the merged
 output and log-sum-exp, as blockwise attention does (Liu et al. 2023, arXiv 2310.01889; Dao et al. 2022, arXiv 2205.14135, appendix B).
@@ -22,7 +22,7 @@ from torch import Tensor
 from openforge.trees.backends.base import Attend
 from openforge.trees.layout import Layout
 
-_SMALL = 128
+SMALL = 128
 """Segments are grouped up to this many positions: below it, a call costs more than the pairs that the mask throws away."""
 _SHALLOW = 8
 """Or up to this part of the path above: every group reads the whole path once, and adds to the gradient of it."""
@@ -76,7 +76,7 @@ def _groups(layout: Layout, device: torch.device) -> Iterator[_Group]:
     ends = last[layout.starts[:-1]].tolist()
     begin = 0
     while begin < len(depths):
-        limit = max(_SMALL, depths[begin] // _SHALLOW)
+        limit = max(SMALL, depths[begin] // _SHALLOW)
         end = begin + 1
         while end < len(depths) and depths[end] >= depths[begin] and starts[end + 1] - starts[begin] <= limit:
             end += 1
