@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from transformers import PreTrainedModel
 
-from openforge.trees.cost import Cost
+from openforge.trees.cost import Cost, attention_width
 from openforge.trees.layout import Layout
 from openforge.types import TokenTree
 
@@ -33,7 +33,5 @@ class Work:
 def flops(model: PreTrainedModel, work: Work) -> float:
     """Of forward and backward: as `Cost` counts them, but an operation of attention is one operation, however slow."""
     cost = Cost.of(model)
-    config = model.config
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    pair = 14 * config.num_hidden_layers * config.num_attention_heads * width  # 2 products forward and 5 backward
+    pair = 14 * model.config.num_hidden_layers * attention_width(model.config)  # 2 products forward and 5 backward
     return float(cost.position * work.positions + pair * work.pairs + cost.head_row * work.head_rows)

@@ -7,30 +7,24 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import matplotlib
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from matplotlib.ticker import MultipleLocator, PercentFormatter, StrMethodFormatter
 
 from openforge.bench.frame import BenchResult
-from openforge.run.report.plots import BLUE, GREEN, GREY, ORANGE, RED, STYLE
+from openforge.run.report.plots import BLUE, GREEN, GREY, ORANGE, RED, figure
 
 
 def draw(result: BenchResult, path: Path) -> None:
     """A panel for each path length of the grid; a line for each number of leaves, and its ideal."""
     rows = [row for row in result.rows if row["shape"] == "grid"]
     lengths = sorted({row["path"] for row in rows})
-    with matplotlib.rc_context(STYLE | {"svg.hashsalt": "openforge"}):  # the same picture is the same file
-        figure = Figure(figsize=(4.2 * len(lengths), 3.4), layout="constrained")
-        FigureCanvasAgg(figure)
-        panels = figure.subplots(1, len(lengths), sharey=True, squeeze=False)[0]
+    with figure(path, 4.2 * len(lengths), 3.4) as canvas:
+        panels = canvas.subplots(1, len(lengths), sharey=True, squeeze=False)[0]
         for panel, length in zip(panels, lengths, strict=True):
             _panel(panel, [row for row in rows if row["path"] == length])
             panel.set_title(f"rollouts of {length} tokens", fontsize=9, color="#334155", loc="right")
         panels[0].set_ylabel("times as fast as a row for each rollout")
         panels[0].legend(loc="upper left", handlelength=1.8)
-        figure.savefig(path, dpi=180, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
 def _panel(axes: Axes, rows: list[dict[str, float]]) -> None:

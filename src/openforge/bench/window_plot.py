@@ -8,14 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from matplotlib.ticker import MultipleLocator, PercentFormatter, StrMethodFormatter
 
 from openforge.bench.frame import BenchResult
-from openforge.run.report.plots import BLUE, GREEN, GREY, ORANGE, RED, STYLE
+from openforge.run.report.plots import BLUE, GREEN, GREY, ORANGE, RED, figure
 
 LINES = {("fifo", None): GREY, ("windowed", 0.1): ORANGE, ("windowed", 0.3): GREEN, ("windowed", 0.5): BLUE, ("greedy", None): RED}
 
@@ -24,10 +21,8 @@ def draw(result: BenchResult, path: Path) -> None:
     """A column for each distribution of durations; above, throughput beside greedy's; below, shift beside that of fifo."""
     rows = [row for row in result.rows if not row["hanging"] and not row["on_deadline"]]
     worlds = list(dict.fromkeys(row["durations"] for row in rows))
-    with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(4.2 * len(worlds), 5.4), layout="constrained")
-        FigureCanvasAgg(figure)
-        panels = figure.subplots(2, len(worlds), sharex=True, sharey="row", squeeze=False)
+    with figure(path, 4.2 * len(worlds), 5.4) as canvas:
+        panels = canvas.subplots(2, len(worlds), sharex=True, sharey="row", squeeze=False)
         for (above, below), world in zip(panels.T, worlds, strict=True):
             own = [row for row in rows if row["durations"] == world]
             _panel(above, own, "vs_greedy", 0.95)
@@ -40,12 +35,11 @@ def draw(result: BenchResult, path: Path) -> None:
         panels[1][0].set_ylabel("shift, of fifo's")
         panels[1][0].yaxis.set_major_formatter(StrMethodFormatter("{x:g}×"))
         panels[1][0].legend(loc="upper right", handlelength=1.8)
-        figure.savefig(path, dpi=180, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
-def _panel(axes: Axes, rows: list[dict[str, Any]], figure: str, bar: float) -> None:
+def _panel(axes: Axes, rows: list[dict[str, Any]], ratio: str, bar: float) -> None:
     for (policy, window), colour in LINES.items():
-        line = sorted((row["step_s"], row[figure]) for row in rows if (row["policy"], row["window"]) == (policy, window))
+        line = sorted((row["step_s"], row[ratio]) for row in rows if (row["policy"], row["window"]) == (policy, window))
         label = policy if window is None else f"window of {window:g}"
         axes.plot(*zip(*line, strict=True), color=colour, marker="o", markersize=3.5, label=label)
     axes.axhline(bar, color=GREY, linewidth=1, linestyle=(0, (4, 3)))

@@ -11,8 +11,8 @@ import asyncio
 import queue
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -92,12 +92,17 @@ class Writer:
             self._credited = start
             if self._handed or self._credit <= 0 or self._uncopied >= _MOST_UNCOPIED:
                 return False
-            with clear_errors(self._path), self._engine.begin() as connection:
+            with self._transaction() as connection:
                 connection.execute(_INSERT_CALL, [call_row(call)])
-            self.commits += 1
-            self._uncopied += 1
             self._credit -= time.monotonic() - start
         return True
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Connection]:
+        with clear_errors(self._path), self._engine.begin() as connection:
+            yield connection
+        self.commits += 1
+        self._uncopied += 1
 
     async def _submit(self, work: Call | Callable[[Connection], Any]) -> Any:
         if self._thread is None:
@@ -139,10 +144,8 @@ class Writer:
 
     def _commit(self, batch: list[_Write]) -> None:
         try:
-            with clear_errors(self._path), self._engine.begin() as connection:
+            with self._transaction() as connection:
                 _apply(connection, batch)
-            self.commits += 1
-            self._uncopied += 1
         except StoreError as error:
             for write in batch:
                 write.error = error

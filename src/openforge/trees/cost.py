@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from openforge.trees.backends.segments import SMALL
 from openforge.trees.shape import segments_of
@@ -76,8 +76,7 @@ class Cost:
         - A row of the head costs 2 forward and, as logits are recomputed, 6 backward, times vocabulary and width.
         """
         config = model.config
-        layers, heads = config.num_hidden_layers, config.num_attention_heads
-        width = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
+        layers, width = config.num_hidden_layers, attention_width(config)
         active, parameters = _body_parameters(model)
         overhead = _OVERHEADS[model.device.type]
         return cls(
@@ -110,6 +109,12 @@ class Cost:
         """The head's part of each segment: float64 [S]."""
         segments = segments_of(tree, np.unique(tree.at))
         return self.head_row * np.bincount(segments, minlength=len(tree.parents)).astype(np.float64)
+
+
+def attention_width(config: PretrainedConfig) -> int:
+    """Of all query heads of a layer."""
+    heads: int = config.num_attention_heads
+    return heads * int(getattr(config, "head_dim", None) or config.hidden_size // heads)
 
 
 def _body_parameters(model: PreTrainedModel) -> tuple[float, int]:

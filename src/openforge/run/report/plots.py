@@ -68,12 +68,12 @@ def draw(summary: Summary, folder: Path) -> list[Plot]:
 
 @contextmanager
 def figure(path: Path, width: float, height: float) -> Iterator[Figure]:
-    """An empty figure of this size (inches) in the report's style, written to `path` (PNG) at the end."""
-    with matplotlib.rc_context(STYLE):
+    """An empty figure of this size (inches) in the report's style, written to `path` (PNG or SVG, by suffix) at the end."""
+    with matplotlib.rc_context(STYLE | {"svg.hashsalt": "openforge"}):  # the same picture is the same file
         figure = Figure(figsize=(width, height), layout="constrained")
         FigureCanvasAgg(figure)
         yield figure
-        figure.savefig(path, dpi=180)
+        figure.savefig(path, dpi=180, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
 def _series(rows: Sequence[Row], key: str, step: str = "step") -> tuple[list[int], list[float]]:
@@ -166,10 +166,14 @@ def _staleness(axes: Axes, summary: Summary) -> None:
 def _speed(axes: Axes, summary: Summary) -> None:
     _line(axes, summary, "sample_tokens_per_second", BLUE, "sampled")
     _line(axes, summary, "train_tokens_per_second", GREEN, "trained")
+    _counts(axes, "tokens a second")
+
+
+def _counts(axes: Axes, unit: str) -> None:
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     _legend(axes)
-    _steps(axes, "tokens a second")
+    _steps(axes, unit)
 
 
 def _share(axes: Axes, summary: Summary) -> None:
@@ -192,10 +196,7 @@ def _share(axes: Axes, summary: Summary) -> None:
 def _positions(axes: Axes, summary: Summary) -> None:
     _line(axes, summary, "row_positions", GREY, "as rows")
     _line(axes, summary, "positions", BLUE, "as trained")
-    axes.set_ylim(bottom=0)
-    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    _legend(axes)
-    _steps(axes, "positions")
+    _counts(axes, "positions")
 
 
 def _time(axes: Axes, summary: Summary) -> None:
