@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from openforge.trees.build import build
 from openforge.trees.forward import position_ids
-from openforge.trees.pack import merge
+from openforge.trees.merge import merge
 from openforge.trees.unmerge import unmerge
 from openforge.types import Trajectory
 

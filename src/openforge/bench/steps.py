@@ -21,7 +21,7 @@ from openforge.bench.memory import peak_bytes
 from openforge.bench.rollouts import Rollouts, Shape
 from openforge.engines.training import TrainEngine, TrainSettings
 from openforge.engines.training.checkpoint import OPTIMIZER_FILE
-from openforge.trees.pack import merge
+from openforge.trees.merge import merge
 from openforge.types import TokenTree
 
 WHOLE = 1 << 30

@@ -1,3 +1,3 @@
-"""Prefix trees of tokens: build, pack, forward, unmerge."""
+"""Prefix trees of tokens: build, decide, cut, forward, unmerge."""
 
 from openforge.trees.build import build as build

@@ -9,18 +9,22 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qw
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "trees")]
 
+SIZE = {
+    "vocab_size": 48,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}
+
 
 @pytest.fixture(scope="session", params=["tied", "untied"])
 def model_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=48,
-        hidden_size=64,
+        **SIZE,
         intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=128,
         tie_word_embeddings=request.param == "tied",
     )
     folder = tmp_path_factory.mktemp("model")
@@ -34,16 +38,11 @@ def model_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 def experts_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     config = Qwen3MoeConfig(
-        vocab_size=48,
-        hidden_size=64,
+        **SIZE,
         moe_intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
         head_dim=16,
         num_experts=4,
         num_experts_per_tok=2,
-        max_position_embeddings=128,
     )
     folder = tmp_path_factory.mktemp("experts")
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)

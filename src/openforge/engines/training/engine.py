@@ -32,7 +32,7 @@ from openforge.trees.carry import Memory, walk
 from openforge.trees.cost import Cost
 from openforge.trees.decide import decide, unshare
 from openforge.trees.forward import forward
-from openforge.trees.pack import merge
+from openforge.trees.merge import merge
 from openforge.trees.partition import Piece, partition
 from openforge.trees.split import split
 from openforge.trees.unmerge import unmerge
