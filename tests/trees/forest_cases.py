@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
 import torch
@@ -18,6 +17,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from openforge.bench.float64 import to_float64
 from openforge.trees.attention import BACKEND
 from openforge.types import LineageKind, TokenTree, Trajectory
 
@@ -43,48 +43,17 @@ CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
 }
 
 
-class Float64Norm(torch.nn.Module):
-    """The models' own norms round to float32, which would hide errors of 1e-9."""
-
-    def __init__(self, weight: torch.nn.Parameter, epsilon: float) -> None:
-        super().__init__()
-        self.weight, self.epsilon = weight, epsilon
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.epsilon)
-
-
-class Float64Router(torch.nn.Module):
-    """The models' own routers round to float32, too. This one remembers which experts it chose."""
-
-    def __init__(self, router: torch.nn.Module, activation: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        super().__init__()
-        self.weight, self.top_k, self.activation = router.weight, router.top_k, activation
-        self.chosen: list[torch.Tensor] = []
-
-    def forward(self, x: torch.Tensor, correction: torch.Tensor | float = 0.0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        logits = torch.nn.functional.linear(x.reshape(-1, x.shape[-1]), self.weight)
-        scores = self.activation(logits)
-        index = (scores + correction).topk(self.top_k).indices
-        chosen = scores.gather(1, index)
-        self.chosen.append(index)
-        return logits, chosen / chosen.sum(-1, keepdim=True), index
-
-
-def float64_model(name: str) -> PreTrainedModel:
+def random_model(name: str) -> PreTrainedModel:
+    """With weights in float64; like all of transformers', it rounds to float32 here and there."""
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(
-        CONFIGS[name](), attn_implementation=BACKEND, experts_implementation="eager", dtype=torch.float64
-    ).eval()
-    for parent in list(model.modules()):
-        for child, module in list(parent.named_children()):
-            if type(module).__name__.endswith("RMSNorm"):
-                setattr(parent, child, Float64Norm(module.weight, module.variance_epsilon))
-            elif type(module).__name__.endswith("TopKRouter"):
-                setattr(parent, child, Float64Router(module, torch.sigmoid if name == "minimax_m2" else partial(torch.softmax, dim=-1)))
+    model = AutoModelForCausalLM.from_config(CONFIGS[name](), attn_implementation=BACKEND, dtype=torch.float64).eval()
     for parameter in model.parameters():
         parameter.data += 0.1 * torch.randn_like(parameter)
     return model
+
+
+def float64_model(name: str) -> PreTrainedModel:
+    return to_float64(random_model(name))
 
 
 def trajectory(

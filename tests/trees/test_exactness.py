@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from forest_cases import Float64Router, Forest, float64_model, forests, root_path, sequence, trajectory
+from forest_cases import Forest, float64_model, forests, root_path, sequence, trajectory
 from hypothesis import given
 from transformers import PreTrainedModel
 
+from openforge.bench.routing import Routing
 from openforge.trees.attention import BACKEND
 from openforge.trees.backends.segments import segment_backend
 from openforge.trees.build import build
@@ -65,18 +66,18 @@ def test_gradients_of_trees_equal_those_of_separate_sequences(model64: PreTraine
 @given(forest=forests())
 def test_routers_choose_the_same_experts_in_trees_and_in_separate_sequences(name: str, forest: Forest) -> None:
     model = float64_model(name)
-    routers = [module for module in model.modules() if isinstance(module, Float64Router)]
-    assert len(routers) == 2
     tree = build(forest.trajectories, forest.advantages, forest.weights)
     if not len(tree.tokens):
         return
     with torch.no_grad():
-        forward(model, tree, segment_backend)
-        in_tree = [router.chosen.pop() for router in routers]
+        with Routing() as in_tree:
+            forward(model, tree, segment_backend)
+        assert len(in_tree.made) == 2
         model.set_attn_implementation("sdpa")
         for at in range(len(tree.tokens)):
-            model(input_ids=torch.tensor([root_path(tree, at)]))
-            assert [router.chosen.pop()[-1].tolist() for router in routers] == [choices[at].tolist() for choices in in_tree]
+            with Routing() as alone:
+                model(input_ids=torch.tensor([root_path(tree, at)]))
+            assert [choices[-1].tolist() for choices in alone.made] == [choices[at].tolist() for choices in in_tree.made]
 
 
 def test_the_token_after_a_branch_is_trained(model64: PreTrainedModel) -> None:
